@@ -74,9 +74,9 @@ TARGETS = {"searching": 5.0, "descent": 3.0, "searching_go_back_false": 2.0, "de
 class Bench:
     """One model with its batches; runs on it begin from the same weights."""
 
-    def __init__(self, size: Size, device: torch.device) -> None:
+    def __init__(self, size: Size, device: torch.device, *, fused: bool | None = None) -> None:
         torch.manual_seed(0)
-        self.size, self.device = size, device
+        self.size, self.device, self.fused = size, device, fused
         self.model = GPT(size).to(device)
         self.first = [p.detach().to("cpu", copy=True) for p in self.model.parameters()]
         self.batches = batches(size, BATCHES, device)
@@ -90,7 +90,7 @@ class Bench:
         with torch.no_grad():
             for p, value in zip(self.weights, self.first, strict=True):
                 p.copy_(value)
-        optimizer = torch.optim.AdamW(self.weights, lr=GUESS)
+        optimizer = torch.optim.AdamW(self.weights, lr=GUESS, fused=self.fused)
         if auto and "check_every" in more:
             return optimizer, hdet.Guard(optimizer, self.model, **more)
         if auto:

@@ -3,9 +3,9 @@
     python lab/benchmarks/guard_cost.py --write lab/benchmarks/results/guard_cost.json      # on a GPU, a minute
     python lab/benchmarks/guard_cost.py --device cpu --models gpt-0.8M --steps 60
 
-As ``auto_cost.py``: a GPT trains with AdamW, without and with a guard, in turns of some steps; a row has the ratio of
-their times, and by how much the largest number of bytes that are allocated at once is higher, in units of the weights'
-bytes.
+As ``auto_cost.py``: a GPT trains with AdamW, fused and not, without and with a guard, in turns of some steps; a row has
+the ratio of their times, and by how much the largest number of bytes that are allocated at once is higher, in units of
+the weights' bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,8 +39,8 @@ def memory(bench: Bench, every: int) -> float | None:
 def main() -> None:
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    line.add_argument("--models", default="gpt-0.8M,gpt-86M")
-    line.add_argument("--every", default="20,100", help="steps of a round (default: 20,100)")
+    line.add_argument("--models", default="gpt-10M,gpt-86M")
+    line.add_argument("--every", type=int, default=50, help="steps of a round (default: 50)")
     line.add_argument("--steps", type=int, default=400, help="of a run (default: 400)")
     line.add_argument("--turns", type=int, default=3)
     line.add_argument("--write", type=Path)
@@ -47,16 +48,15 @@ def main() -> None:
     device, rows = torch.device(given.device), []
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     about = {"torch": torch.__version__, "device": name, "steps": given.steps}
-    for model in given.models.split(","):
-        bench = Bench(SIZES[model], device)
-        for every in map(int, given.every.split(",")):
-            bench.train(2 * every, True, check_every=every)  # both snapshots have their memory
-            ratios = bench.ratios(given.steps, given.turns, check_every=every)
-            row: dict[str, Any] = {"model": model, "check_every": every, "ratio": median(ratios), "ratios": ratios}
-            rows.append({**row, "memory": memory(bench, every)})
-            print(json.dumps(rows[-1]), flush=True)
-            if given.write is not None:
-                given.write.write_text(json.dumps({"rows": rows, "versions": about}, indent=1) + "\n")
+    for model, fused in product(given.models.split(","), (False, True)):
+        bench = Bench(SIZES[model], device, fused=fused)
+        bench.train(3 * given.every, True, check_every=given.every)  # all snapshots have had their memory
+        ratios = bench.ratios(given.steps, given.turns, check_every=given.every)
+        row: dict[str, Any] = {"model": model, "fused": fused, "check_every": given.every}
+        rows.append({**row, "ratio": median(ratios), "ratios": ratios, "memory": memory(bench, given.every)})
+        print(json.dumps(rows[-1]), flush=True)
+        if given.write is not None:
+            given.write.write_text(json.dumps({"rows": rows, "versions": about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

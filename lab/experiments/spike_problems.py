@@ -31,6 +31,8 @@ class Training(NamedTuple):
     """Make a step of each part; their losses."""
     score: Callable[[], float]
     """Of the end, lower is better."""
+    changes: Callable[[int], bool] = lambda t: False
+    """Before which steps something was changed on purpose, of which a guard is told."""
 
 
 def drawn(seed: int, number: int) -> torch.Generator:
@@ -218,6 +220,20 @@ def switched(seed: int, steps: int) -> Training:
     return annealed(seed, steps, jumps=True)
 
 
+def heads(seed: int, steps: int) -> Training:
+    """After half the run the last layer is drawn anew."""
+    model, task = Regression().model(seed), Regression()
+
+    def loss(t: int) -> Tensor:
+        if t == steps // 2:
+            model[-1].load_state_dict(network(seed + 1, [64, 1]).get_submodule("0").state_dict())  # type: ignore[index]
+        return task.loss(model, task.batch(seed, t))
+
+    cosine = lambda optimizer: CosineAnnealingLR(optimizer, steps)  # noqa: E731
+    made = _single(model, loss, lambda: task.evaluate(model)["loss"], 1e-2, cosine)
+    return made._replace(changes=lambda t: t == steps // 2)
+
+
 FAMILIES: dict[str, Callable[[int, int], Training]] = {
     "curriculum": curriculum,
     "wider": wider,
@@ -228,4 +244,5 @@ FAMILIES: dict[str, Callable[[int, int], Training]] = {
     "policy": policy,
     "annealed": annealed,
     "switched": switched,
+    "heads": heads,
 }

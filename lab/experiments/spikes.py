@@ -1,6 +1,6 @@
-"""Six faults in the middle of a run, and how to meet them: nothing, clipping, skipping, ``hdet.Guard``.
+"""Nine faults in the middle of a run, and how to meet them: nothing, clipping, skipping, ``hdet.Guard``.
 
-    python lab/experiments/spikes.py --write --processes 2          # some 20 minutes on two free cores
+    python lab/experiments/spikes.py --write --processes 16         # some five minutes on 16 cores
     python lab/experiments/spikes.py --workloads digits --faults flip --seeds 1 --runs 0 --steps 80
     python lab/experiments/spikes.py --table          # of the file, as in docs/guard.md
 
@@ -14,12 +14,17 @@ once after half the run:
     flip      the highest exponent bit of one weight is flipped
     hot       the rate is 30 times too high for ten steps
     sign      the loss has the wrong sign for five steps
+    high      the rate is 30 times too high from there to the end
+    labels    for 20 steps every sample has the target of its neighbour in the batch; runs of ten times the steps
+    targets   for 20 steps targets are multiplied by -3, classes modulo their number; runs of ten times the steps
 
 Score: final held-out loss over that of the undisturbed plain run of the same seed. *left out* is the run that leaves
-out the faulty steps: what a guard could reach at best. Targets, written down before: 1.02 for the guard at 11 of 14,
-which are the four first faults on lab.tasks and the two last on the regression; and no false alarm in --runs
-undisturbed runs, some of which have losses that rise by themselves (``spike_problems.py``). A false alarm is a roll
-back that is not taken back, or that costs 1 %. Writes lab/experiments/results/spikes.json with --write.
+out the faulty steps: what a guard could reach at best. The guard has ``check_every=50`` in all runs, as in
+``lab/benchmarks/guard_cost.py``. Targets, written down before: within 1.02 of the larger of 1 and *left out* at 11 of
+14, which are the four first faults on lab.tasks, and hot and sign on the regression; labels and targets within 1.10 on
+all workloads; a rate 30 times too high with Adam rolled back or within 1.10; no rollback that is not undone in --runs
+undisturbed runs, some of which have losses that rise by themselves (``spike_problems.py``); and at most 1 % lost in
+long runs with a curriculum, a new domain and a new head. Writes lab/experiments/results/spikes.json with --write.
 """
 
 from __future__ import annotations
@@ -49,18 +54,25 @@ import hdet
 from lab.tasks import Batch, DigitsTask, FeedTask, Task, TextTask
 
 RESULTS = Path(__file__).parent / "results" / "spikes.json"
-FAULTS = ("none", "batch", "rate", "overflow", "flip", "hot", "sign")
-LASTING = {"hot": 10, "sign": 5}
+FAULTS = ("none", "batch", "rate", "overflow", "flip", "hot", "sign", "high", "labels", "targets")
+LASTING = {"hot": 10, "sign": 5, "labels": 20, "targets": 20}
 """Steps of the faults that last; the others are one step, or all that follow."""
+DATA = ("labels", "targets")
+"""Faults of the data, which are met in longer runs: 20 steps of 200 are missed even if nothing else happens."""
+LONGER = 10
+CONTROLS = ("curriculum", "wider", "heads")
+"""Changes that are meant, and last."""
 WAYS = ("nothing", "clip", "skip", "guard", "left out")
 HOT = 30.0
-EVERY, TARGET = 8, 1.02
+EVERY, TARGET = 50, 1.02
+STRETCH, CONTROL = 1.10, 1.01
+"""Targets of bad data, and of changes that last."""
 CLIP = 1.0
 """The norm that gradients are clipped to."""
 SKIP, MEMORY = 5.0, 0.95
 """A step is skipped if its gradient is so many times as long as usual; a running mean says what is."""
 SCALE = 2.0**24
-_ROLLED_BACK = re.compile(r"diverged at step (\d+): rolled back to step (\d+)")
+_ROLLED_BACK = re.compile(r"(?:diverged at|bad around) step (\d+).* rolled back to step (\d+)")
 
 
 class Workload(NamedTuple):
@@ -93,7 +105,7 @@ WORKLOADS = {
     ),
 }
 COUNTED = [(w, f) for w in ("digits", "text", "feed") for f in ("batch", "rate", "overflow", "flip")]
-COUNTED += [("regression", fault) for fault in LASTING]
+COUNTED += [("regression", fault) for fault in ("hot", "sign")]
 """What the first target counts."""
 
 
@@ -102,9 +114,24 @@ class Ran(NamedTuple):
     lost: int
     """Steps that were undone or left out."""
     times: int
-    """How often training went back; where steps are skipped, how many were."""
+    """Steps that were left out."""
     left: int = 0
-    """Roll backs that were not taken back."""
+    """Rollbacks that were not undone."""
+
+
+def spoilt(batch: Batch, fault: str) -> Batch:
+    """A batch whose targets, which come last, are wrong.
+
+    >>> spoilt((torch.zeros(2), torch.tensor([1.0, 2.0])), "targets")[1], spoilt((torch.tensor([3, 9]),), "targets")[0]
+    (tensor([-3., -6.]), tensor([1, 3]))
+    """
+    *seen, targets = batch
+    if fault == "labels":
+        return (*seen, targets.roll(1, 0))
+    return (
+        *seen,
+        -3 * targets if targets.is_floating_point() else (-3 * targets) % (10 if targets.dim() == 1 else 256),
+    )
 
 
 @cache
@@ -136,7 +163,8 @@ def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
         optimizer,
         lambda t: (
             shape(t / steps)
-            * (4.0 if fault == "rate" and t >= at else HOT if fault == "hot" and at <= t < last else 1.0)
+            * (4.0 if fault == "rate" and t >= at else 1.0)
+            * (HOT if (fault == "hot" and at <= t < last) or (fault == "high" and t >= at) else 1.0)
         ),
     )
     guard = hdet.Guard(optimizer, model, check_every=EVERY) if way == "guard" else None
@@ -144,6 +172,8 @@ def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", hdet.RollbackWarning)
         for t, batch in enumerate(batches(workload, seed, steps)):
+            is_faulty = fault not in ("none", "rate", "high", "flip") and at <= t < last
+            batch = spoilt(batch, fault) if fault in DATA and is_faulty else batch
             loss = task().loss(model, batch) * (1000.0 if fault == "batch" and t == at else 1.0)
             optimizer.zero_grad()
             (-loss if fault == "sign" and at <= t < last else loss).backward()
@@ -151,7 +181,6 @@ def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
                 overflow(model)
             if way == "clip":
                 nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            is_faulty = fault not in ("none", "rate", "flip") and at <= t < last
             if (way == "left out" and is_faulty) or (way == "skip" and skipping.skips(gradient_norm(model))):
                 skipped += 1
             else:
@@ -164,8 +193,8 @@ def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
     backs = [found for one in caught if (found := _ROLLED_BACK.search(str(one.message)))]
     lost = sum(int(found[1]) - int(found[2]) for found in backs)
     final = task().evaluate(model)["loss"]
-    left = guard.rollbacks if guard is not None else 0
-    return Ran(final if math.isfinite(final) else math.inf, lost + skipped, len(backs) + skipped, left)
+    left, held = (guard.rollbacks, guard.held) if guard is not None else (0, skipped)
+    return Ran(final if math.isfinite(final) else math.inf, lost + held, held, left)
 
 
 def gradient_norm(model: nn.Module) -> float:
@@ -201,7 +230,8 @@ def rows_of(found: dict[Run, Ran]) -> list[dict[str, Any]]:
         plain = [found[(workload, "none", "nothing", *run[3:])].loss for run in own]
         row = {"workload": workload, "fault": fault, "way": way}
         row |= {"ratios": [ran.loss / loss for ran, loss in zip(own.values(), plain, strict=True)]}
-        rows.append(row | {"lost": [ran.lost for ran in own.values()], "times": [ran.times for ran in own.values()]})
+        row |= {"lost": [ran.lost for ran in own.values()], "times": [ran.times for ran in own.values()]}
+        rows.append(row | {"rollbacks": [ran.left for ran in own.values()]})
     return rows
 
 
@@ -266,20 +296,32 @@ def _shown(ratio: float) -> str:
 
 def verdict(content: dict[str, Any]) -> str:
     """PASS or MISS against the targets."""
-    own = {(row["workload"], row["fault"]): mean(row["ratios"]) for row in content["rows"] if row["way"] == "guard"}
-    counted = [pair for pair in COUNTED if pair in own]
-    missed = ["/".join(pair) for pair in counted if own[pair] > TARGET]
-    reached = len(counted) - len(missed)
-    losses = (
-        f"{'PASS' if reached >= 11 else 'MISS'}: {reached} of {len(counted)}; above it {', '.join(missed) or 'none'}"
-    )
-    alarms, runs = content["false_alarms"], content["undisturbed_runs"]
-    names = ", ".join(f"{name} {ratio:.3f}" for name, ratio in alarms)
-    return f"at most {TARGET}: {losses}\nfalse alarms in {runs} runs: {len(alarms)}{f' ({names})' if names else ''}"
+    rows = {(row["workload"], row["fault"], row["way"]): row for row in content["rows"]}
+    ours = {pair[:2]: mean(row["ratios"]) for pair, row in rows.items() if pair[2] == "guard"}
+    best = {pair[:2]: mean(row["ratios"]) for pair, row in rows.items() if pair[2] == "left out"}
+    above = [pair for pair in COUNTED if pair in ours and ours[pair] > TARGET * max(1.0, best[pair])]
+    reached = sum(pair in ours for pair in COUNTED) - len(above)
+    lines = [_line(f"within {TARGET} of left out: {reached} of {len(COUNTED)}", reached >= 11, above)]
+    missed = [pair for pair in ours if pair[1] in DATA and ours[pair] > STRETCH]
+    lines.append(_line(f"bad data within {STRETCH}", not missed, missed))
+    hot = [pair for pair in ours if pair[1] in ("hot", "high") and pair[0] != "digits"]
+    unseen = [pair for pair in hot if ours[pair] > STRETCH and not all(rows[(*pair, "guard")]["rollbacks"])]
+    lines.append(_line("30 times the rate with Adam rolled back or within 1.10", not unseen, unseen))
+    kept, costly = content["kept_rollbacks"], content["costly_families"]
+    lines.append(_line(f"no rollback kept in {content['undisturbed_runs']} undisturbed runs", not kept, kept))
+    lines.append(_line("none of their families loses 1 %", not costly, costly))
+    dear = [(name, ratio) for name, ratio in content["controls"].items() if ratio > CONTROL]
+    lines.append(_line(f"changes that last within {CONTROL}: {content['controls']}", not dear, dear))
+    return "\n".join(lines)
+
+
+def _line(what: str, met: bool, but: Sequence[Sequence[object]]) -> str:
+    words = ", ".join("/".join(f"{one:.3f}" if isinstance(one, float) else str(one) for one in pair) for pair in but)
+    return f"{'PASS' if met else 'MISS'}: {what}{f'; not {words}' if words else ''}"
 
 
 def alarm(undisturbed: Run) -> tuple[str, float, int, int]:
-    """Of one run: its family, the guard's score over that without one, roll backs that were not taken back, and all."""
+    """Of one run: its family, the guard's score over that without one, rollbacks that stayed, and batches left out."""
     torch.set_num_threads(1)
     family, _, _, seed, steps = undisturbed
     found = []
@@ -290,22 +332,28 @@ def alarm(undisturbed: Run) -> tuple[str, float, int, int]:
             continue
         training = FAMILIES[family](seed, steps)
         guards = [hdet.Guard(*part, check_every=EVERY) for part in training.parts] if guarded else []
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", hdet.RollbackWarning)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hdet.RollbackWarning)
             for t in range(steps):
+                if training.changes(t):
+                    for guard in guards:
+                        guard.forgive()
                 for guard, loss in zip(guards, training.losses(t), strict=False):
                     guard.step(loss)
-        found.append((training.score(), sum(guard.rollbacks for guard in guards), len(caught)))
-    (ours, left, times), (plain, _, _) = found
-    return family, ours / plain, left, times
+        found.append((training.score(), sum(guard.rollbacks for guard in guards), sum(guard.held for guard in guards)))
+    (ours, left, held), (plain, _, _) = found
+    return family, ours / plain, left, held
 
 
-def false_alarms(runs: Sequence[tuple[str, float, int, int]]) -> list[tuple[str, float]]:
-    """Those whose roll back was not taken back, and families in which such runs cost 1 % in the mean."""
-    kept = [(family, ratio) for family, ratio, left, _ in runs if left]
-    families = {family: [ratio for name, ratio, _, times in runs if name == family and times] for family, *_ in runs}
-    costly = [(f"{name} (mean of {len(own)})", mean(own)) for name, own in families.items() if own and mean(own) > 1.01]
-    return kept + costly
+def kept_rollbacks(runs: Sequence[tuple[str, float, int, int]]) -> list[tuple[str, float]]:
+    """Undisturbed runs in which a rollback was not undone."""
+    return [(family, ratio) for family, ratio, left, _ in runs if left]
+
+
+def costly_families(runs: Sequence[tuple[str, float, int, int]]) -> list[tuple[str, float]]:
+    """Families in which the runs with batches that were left out cost 1 % in the mean."""
+    families = {family: [ratio for name, ratio, _, held in runs if name == family and held] for family, *_ in runs}
+    return [(f"{name} ({len(own)} runs)", mean(own)) for name, own in families.items() if own and mean(own) > 1.01]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -324,11 +372,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{table(content)}\n\n{verdict(content)}")
         return
     names, faults = given.workloads.split(","), dict.fromkeys(["none", *given.faults.split(",")])
-    runs = [(*run, given.steps) for run in product(names, faults, WAYS, range(given.seeds))]
+    seeds, longer = range(given.seeds), LONGER * given.steps
+    runs = [(*run, longer if run[1] in DATA else given.steps) for run in product(names, faults, WAYS, seeds)]
+    plain = [(name, "none", "nothing", seed, longer) for name in names for seed in seeds if {*faults} & {*DATA}]
+    controls = [(name, "none", "guard", seed, longer) for name in CONTROLS for seed in seeds if given.runs]
     everybody = [*names, *FAMILIES]
     undisturbed = [(everybody[k % len(everybody)], "none", "guard", 1000 + k, given.steps) for k in range(given.runs)]
-    found = all_trained(runs, given.processes)
+    found = all_trained([*plain, *runs], given.processes)
     alarms = mapped(alarm, undisturbed, given.processes)
+    changed = mapped(alarm, controls, given.processes)
     content = {
         "command": "python lab/experiments/spikes.py --write",
         "commit": commit(),
@@ -336,9 +388,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "steps": given.steps,
         "check_every": EVERY,
         "undisturbed_runs": given.runs,
-        "false_alarms": false_alarms(alarms),
-        "roll_backs_taken_back": sum(times - left for _, _, left, times in alarms),
-        "rows": rows_of({run: found[run] for run in runs}),
+        "kept_rollbacks": kept_rollbacks(alarms),
+        "costly_families": costly_families(alarms),
+        "undisturbed_left_out": sum(held for *_, held in alarms),
+        "controls": {name: mean([ratio for family, ratio, *_ in changed if family == name]) for name in CONTROLS}
+        if changed
+        else {},
+        "rows": rows_of(found),
     }
     print(f"{table(content)}\n\n{verdict(content)}")
     if given.write:

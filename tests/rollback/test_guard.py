@@ -48,10 +48,12 @@ def test_diverged_weights_are_rolled_back_wherever_it_happens(plain: Guarded, fa
 
 
 def test_a_fault_costs_two_looks_at_most() -> None:
-    (text,) = run({123: flip})[1]
-    assert text.startswith("training diverged at step 125: rolled back to step 120, and the rate stays")
-    (text,) = run({119: not_a_number})[1]
-    assert text.startswith("training diverged at step 120: rolled back to step 112, and the rate stays")
+    left_out, text = run({123: flip})[1]
+    assert left_out.startswith("gradients out of all proportion were not used, and training goes on: step 124 (norm")
+    assert text.startswith("training diverged at step 126: rolled back to step 120, and the rate stays")
+    (text,) = run({119: not_a_number})[1]  # a snapshot is due there, and is not sound
+    assert text.startswith("training diverged at step 121: rolled back to step 112, and the rate stays")
+    assert "weights, buffers or optimizer state are NaN" in text
 
 
 def spoil_gradients(ran: Guarded, factor: Callable[[], float]) -> None:
@@ -88,7 +90,7 @@ def test_a_bad_gradient_is_not_used_at_all(at: int, times: float) -> None:
 
 
 def test_gradients_that_are_larger_from_some_step_on_are_usual_soon() -> None:
-    """As with another weight of the loss: two steps are not used, and two more tell that it is no fault."""
+    """As with another weight of the loss: two steps are not used, and those that are held tell that it is no fault."""
     ran, plain = Guarded(), Guarded(guarded=False)
     with recorded() as caught:
         for one in (ran, plain):
@@ -103,7 +105,7 @@ def test_gradients_that_are_larger_from_some_step_on_are_usual_soon() -> None:
 def test_gradients_that_are_never_finite_end_the_run() -> None:
     ran = Guarded().go(0, 50)
     spoil_gradients(ran, lambda: math.nan)
-    with recorded(), pytest.raises(hdet.DivergedError, match="the gradients of the last 64 steps"):
+    with recorded(), pytest.raises(hdet.DivergedError, match="the losses or gradients of the last 64 steps"):
         ran.go(50, 200)
 
 
@@ -203,12 +205,14 @@ def test_the_factor_is_on_the_rate_during_the_step_alone_and_recovers(kind: str)
     """The first rollback leaves the rate alone; the second one, soon after, does not."""
     plain, _ = run(guarded=False, make=MAKES[kind])
     ran, words = run({103: not_a_number, 123: not_a_number}, make=MAKES[kind], recover=4, factor=0.25)
-    assert ["the rate stays as it is" in text for text in words] == [True, False]
+    diverged = [text for text in words if "diverged" in text]
+    assert ["the rate stays as it is" in text for text in diverged] == [True, False]
     assert ran.rates == plain.rates
     ratios = [ours / theirs for ours, theirs in zip(ran.applied, plain.applied, strict=True)]
-    assert ratios[:124] == [1.0] * 124
-    expected = [min(0.25 * 4 ** (k / (4 * EVERY)), 1.0) for k in range(STEPS - 124)]
-    assert ratios[124:] == pytest.approx(expected, rel=1e-6)
+    lowered = next(t for t, ratio in enumerate(ratios) if ratio != 1)
+    assert 124 <= lowered <= 128, "two strange steps, and one to see what was at fault"
+    expected = [min(0.25 * 4 ** (k / (4 * EVERY)), 1.0) for k in range(STEPS - lowered)]
+    assert ratios[lowered:] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_factor_stays_if_asked() -> None:
@@ -219,9 +223,9 @@ def test_the_factor_stays_if_asked() -> None:
 
 
 def test_the_factor_stays_where_it_happens_again_soon() -> None:
-    ran, words = run({103: not_a_number, 123: not_a_number, 133: not_a_number}, recover=2, steps=400)
-    assert len(words) == 3
-    assert ran.watching.factor == pytest.approx(3**0.55 / 9)  # it had recovered for 11 of 20 steps
+    ran, words = run({103: not_a_number, 123: not_a_number, 143: not_a_number}, recover=2, steps=400)
+    assert sum("diverged" in text for text in words) == 3
+    assert ran.watching.factor == pytest.approx(1 / 3)  # it had recovered for 20 steps, and is lowered again
     once, _ = run({103: not_a_number, 303: not_a_number}, recover=2, steps=400)
     assert once.watching.factor == 1
 
@@ -277,8 +281,9 @@ def test_harder_data_are_a_false_alarm_and_do_not_count() -> None:
             loss.backward()
             ran.optimizer.step()
             ran.watching.step(loss)
-    assert len(caught) == 1
+    assert caught == [], "it is no warning that people must read"
     assert (ran.watching.rollbacks, ran.watching.factor) == (0, 1.0)
+    assert ran.watching.held == 2  # a fiftieth of 120 steps
 
 
 def test_without_losses_weights_that_are_no_numbers_are_seen() -> None:
@@ -289,7 +294,7 @@ def test_without_losses_weights_that_are_no_numbers_are_seen() -> None:
         for t in range(1, 60):
             ran.go(t, t + 1, {35: not_a_number})
             guard.step()
-    assert len(caught) == guard.rollbacks == 1
+    assert sum("diverged" in str(one.message) for one in caught) == guard.rollbacks == 1
     assert math.isfinite(ran.final)
 
 
@@ -315,9 +320,10 @@ def test_a_loss_that_is_maximised() -> None:
 
 def test_at_most_so_often_then_it_raises() -> None:
     faults = dict.fromkeys((53, 93, 133), not_a_number)
-    with pytest.raises(hdet.DivergedError, match=r"after the 2 rollbacks that are allowed .max_rollbacks=2"):
+    with pytest.raises(hdet.DivergedError, match=r"after 2 rollbacks that each followed soon .*max_rollbacks=2"):
         run(faults, max_rollbacks=2)
-    assert len(run(faults, max_rollbacks=3)[1]) == 3
+    assert sum("diverged" in text for text in run(faults, max_rollbacks=3)[1]) == 3
+    assert run(dict.fromkeys((40, 100, 160), not_a_number), max_rollbacks=1, recover=1)[0].watching.rollbacks == 3
     with pytest.raises(hdet.DivergedError):
         run(faults, max_rollbacks=0)
 
@@ -334,12 +340,12 @@ def test_what_a_snapshot_has_is_put_back_after_layers_have_changed(change: str) 
         ran.model.append(nn.Linear(1, 1))
         ran.optimizer.add_param_group({"params": list(ran.model[-1].parameters())})
     with recorded() as caught:
-        ran.go(25, 32, {25: lambda model: model[3].weight.data.fill_(math.nan)})
-    assert len(caught) == ran.watching.rollbacks == 1
+        ran.go(25, 36, {25: lambda model: model[3].weight.data.fill_(math.nan)})
+    assert sum("diverged" in str(one.message) for one in caught) == ran.watching.rollbacks == 1
     for name in ("3.weight", "3.bias"):
         assert torch.allclose(ran.model.get_parameter(name), before[name], atol=0.1), name
         assert ran.model.get_parameter(name).isfinite().all()
-    assert math.isfinite(ran.go(32, 60).final)
+    assert math.isfinite(ran.go(36, 60).final)
 
 
 def test_a_frozen_weight_that_is_not_finite_is_named_at_once() -> None:
@@ -366,13 +372,15 @@ def test_layers_that_thaw_have_nothing_to_go_back_to_until_the_next_snapshot() -
 def test_every_roll_back_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="hdet"):
         _, words = run({123: flip})
-    assert [record.getMessage() for record in caplog.records] == words
+    told = [record.getMessage() for record in caplog.records]
+    assert [text for text in told if "to see whether weights or data are at fault" not in text] == words
+    assert len(told) == len(words) + 1
 
 
 def test_the_warning_points_at_the_users_line() -> None:
     with recorded() as caught:
         Guarded().go(0, 140, {123: flip})
-    assert [one.filename.endswith("guarded.py") for one in caught] == [True]
+    assert [one.filename.endswith("guarded.py") for one in caught] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -412,11 +420,18 @@ def test_steps_that_call_no_hook_are_refused() -> None:
 
 
 @pytest.mark.parametrize("at", [120, 121, 122, 123])
-def test_a_loss_that_is_not_finite_is_answered_at_its_own_step(at: int) -> None:
+def test_one_loss_that_is_not_finite_is_no_fault_and_two_are(at: int) -> None:
+    """One may be a metric's; two in a row are rolled back at once, and the next tells that the weights were good."""
     ran = Guarded().go(0, at)
     ran.optimizer.step()
-    with pytest.warns(hdet.RollbackWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         ran.watching.step(math.nan)
+    ran.optimizer.step()
+    ran.watching.step(math.nan)
+    assert ran.watching._state.hold is not None
+    with pytest.warns(hdet.RollbackWarning, match=f"diverged at step {at + 2}: rolled back to step"):
+        ran.go(at, at + 1)
     assert ran.watching.rollbacks == 1
 
 
@@ -426,20 +441,23 @@ class Far(nn.Parameter):
     is_cpu = False
 
 
-def test_on_a_device_a_bad_loss_is_read_two_steps_late_and_the_next_at_once() -> None:
+def test_on_a_device_numbers_are_read_two_steps_late_and_after_a_strange_one_at_once() -> None:
     model = nn.Linear(1, 1, bias=False)
     model.weight = Far(torch.ones(1, 1))
     optimizer = SGD(model.parameters(), lr=1e-3)
     guard = hdet.Guard(optimizer, model)
-    times = []
+    seen = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for t in range(28):
+        for t in range(34):
             model.weight.grad = torch.ones(1, 1)
             optimizer.step()
-            guard.step(math.nan if t in (21, 25) else 1.0)
-            times.append(guard.rollbacks)
-    assert times[21:] == [0, 0, 1, 1, 2, 2, 2]
+            guard.step(math.nan if 23 <= t < 28 else 1.0)
+            seen.append((guard._state.strange, guard.rollbacks))
+    assert seen[24] == (0, 0), "the look of steps 20 to 23 comes two steps later"
+    assert seen[25] == (1, 0)
+    assert seen[26][0] == 2, "steps 24, 25 and 26 are read at once"
+    assert seen[28][1] == 1
 
 
 def test_weights_of_zero_may_grow() -> None:
@@ -498,4 +516,161 @@ def test_a_closure() -> None:
             if t == 100:
                 flip(ran.model)
             guard.step(loss)
-    assert len(caught) == guard.rollbacks == 1
+    assert sum("diverged" in str(one.message) for one in caught) == guard.rollbacks == 1
+
+
+# -- scalers, changes that were meant, averages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scalers_own_skips_are_no_faults(fused: bool) -> None:
+    """A fused optimizer is stepped even then, with gradients that are scaled and infinite: its kernels leave it out."""
+    ran = Guarded(make=lambda parameters: Adam(parameters, lr=3e-3, fused=fused))
+    plain = Guarded(make=lambda parameters: Adam(parameters, lr=3e-3, fused=fused), guarded=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hdet.RollbackWarning)
+        for one in (ran, plain):
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=10**6)
+            for t in range(160):
+                one.optimizer.zero_grad()
+                loss = loss_of(one.model, batch_of(t))
+                scaler.scale(loss).backward()
+                if t % 10 == 9:
+                    one.model[0].weight.grad.fill_(math.inf)  # type: ignore[union-attr,operator]
+                scaler.step(one.optimizer)
+                scaler.update()
+                if one.guard is not None:
+                    one.guard.step(loss)
+    assert ran.equals(plain)
+    assert (ran.watching.rollbacks, ran.watching.held) == (0, 0)
+
+
+def test_weights_that_are_not_finite_are_never_restored() -> None:
+    """They were NaN when the losses were strange; then the data stay so for longer than the guard holds still."""
+    ran = Guarded().go(0, 120)
+
+    def worse(t: int) -> float:
+        return 1e3 if t >= 122 else 1.0
+
+    for t in range(120, 160):
+        ran.optimizer.zero_grad()
+        loss = loss_of(ran.model, batch_of(t)) * worse(t)
+        loss.backward()
+        ran.optimizer.step()
+        if t == 121:
+            with torch.no_grad():
+                ran.model[0].weight.fill_(math.nan)  # type: ignore[union-attr,operator]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hdet.RollbackWarning)
+            ran.watching.step(loss)
+        assert t < 125 or all(p.isfinite().all() for p in ran.model.parameters()), t
+    assert math.isfinite(ran.final)
+
+
+def new_head(ran: Guarded) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(9)
+        ran.model[-1].weight.data.normal_(0, 30)  # type: ignore[union-attr,operator]
+
+
+def test_a_change_that_is_meant_is_forgiven_before_and_after_it_was_rolled_back() -> None:
+    for late in (0, 2):
+        ran = Guarded().go(0, 120)
+        new_head(ran)
+        meant = ran.model[-1].weight.detach().clone()  # type: ignore[union-attr,operator]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hdet.RollbackWarning)
+            ran.go(120, 120 + late)
+            assert (ran.watching._state.hold is not None) is bool(late)
+            ran.watching.forgive()
+            assert (ran.model[-1].weight - meant).abs().max() < 1  # type: ignore[union-attr,operator]
+            before = ran.watching.held
+            ran.go(120 + late, 200)
+        assert (ran.watching.rollbacks, ran.watching.held) == (0, before)
+        assert ran.watching.factor == 1.0
+
+
+def test_without_being_forgiven_it_is_undone() -> None:
+    ran = Guarded().go(0, 120)
+    was = ran.model[-1].weight.detach().clone()  # type: ignore[union-attr,operator]
+    new_head(ran)
+    with pytest.warns(hdet.RollbackWarning):
+        ran.go(120, 126)
+    assert torch.allclose(ran.model[-1].weight, was, atol=0.2)  # type: ignore[union-attr,arg-type]
+
+
+def test_averages_of_the_weights_are_rolled_back_too() -> None:
+    ran = Guarded(guarded=False)
+    average = torch.optim.swa_utils.AveragedModel(
+        ran.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    )
+    ran.guard = hdet.Guard(ran.optimizer, ran.model, check_every=EVERY, also=[average])
+    for t in range(120):
+        ran.go(t, t + 1)
+        average.update_parameters(ran.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hdet.RollbackWarning)
+        for t in range(120, 128):
+            ran.go(t, t + 1, {121: not_a_number})
+            average.update_parameters(ran.model)
+    assert ran.watching.rollbacks == 1
+    assert all(tensor.isfinite().all() for tensor in average.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("also", "words"),
+    [
+        ([3], "also must be a list of nn.Modules"),
+        (nn.Linear(1, 1), "also must be a list"),
+        ("model", "weights of its own"),
+    ],
+)
+def test_what_is_no_average_is_refused(also: Any, words: str) -> None:
+    model = nn.Linear(2, 1)
+    given = [nn.Sequential(model)] if also == "model" else also
+    with pytest.raises(hdet.ArgumentError, match=words):
+        hdet.Guard(SGD(model.parameters(), lr=0.1), model, also=given)
+
+
+# -- bad data, and harder data -----------------------------------------------------------------------------------------
+
+
+def longer_run(change: str, guarded: bool, steps: int = 1200) -> tuple[float, hdet.Guard | None]:
+    """A run in which targets are wrong for 15 steps, or differ from there on."""
+    ran = Guarded(guarded=guarded, check_every=50) if guarded else Guarded(guarded=False)
+    for t in range(steps):
+        x, y = batch_of(t)
+        if change == "bad" and 900 <= t < 915:
+            y = -3 * y
+        if change == "harder" and t >= 900:
+            y = y + 3.0
+        ran.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(ran.model(x), y)
+        loss.backward()
+        ran.optimizer.step()
+        if ran.guard is not None:
+            ran.guard.step(loss)
+    return float(nn.functional.mse_loss(ran.model(x), y).detach()) if change == "harder" else ran.final, ran.guard
+
+
+def test_bad_data_are_left_out_and_the_rate_pays_nothing() -> None:
+    with recorded() as caught:
+        undisturbed, _ = longer_run("none", guarded=False)
+        spoilt, _ = longer_run("bad", guarded=False)
+        final, guard = longer_run("bad", guarded=True)
+    assert guard is not None
+    assert final < 1.05 * undisturbed < spoilt
+    assert 12 <= guard.held <= 18
+    assert (guard.rollbacks, guard.factor) == (1, 1.0)
+    assert "the data were bad around step 90" in str(caught[-1].message)
+
+
+def test_harder_data_cost_a_fiftieth_of_the_steps_at_most() -> None:
+    with recorded() as caught:
+        plain, _ = longer_run("harder", guarded=False)
+        final, guard = longer_run("harder", guarded=True)
+    assert guard is not None
+    assert [str(one.message) for one in caught] == []
+    assert guard.held <= 1200 / 50
+    assert guard.rollbacks == 0
+    assert final < 1.1 * plain

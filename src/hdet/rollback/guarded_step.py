@@ -18,20 +18,40 @@ from hdet.parameters import Rate, copy_rate, shared_rates, trained_parameters
 from hdet.ranks.shards import local
 from hdet.ranks.weights import norm_of
 
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers of torch whose fused kernels leave a step out, state and all, if a tensor on the device says so."""
 
-def screened(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters whose gradients are measured: all on a CPU; on a device, where each takes time, only matrices.
 
-    If a gradient is NaN, infinite or far too large, it is so in most layers.
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Whether a step can be left out without waiting for the device, as GradScaler has it done.
+
+    A first step has no state yet, and that of SGD would leave its momentum uninitialised (torch 2.13).
     """
-    every = trained_parameters(optimizer)
-    return [p for p in every if p.is_cpu or p.dim() > 1] or every
+    groups = optimizer.param_groups
+    if not isinstance(optimizer, _FUSED) or not all(group.get("fused") for group in groups):
+        return False
+    with_momentum = (p for group in groups if group.get("momentum") for p in group["params"] if p.grad is not None)
+    return all(p in optimizer.state for p in with_momentum)
 
 
 @torch.no_grad()
-def gradient_norm(parameters: Iterable[Tensor]) -> Tensor | None:
-    """The 2-norm of all gradients that this rank holds, as a scalar on their device; None if there are none."""
-    return norm_of([_held(p.grad) for p in parameters if p.grad is not None], 2.0)
+def gradient_norm(optimizer: Optimizer) -> Tensor | None:
+    """The 2-norm of the gradients that this rank holds, as a scalar on their device; None if there are none.
+
+    On a device, where each tensor takes time, only matrices are measured: if a gradient is NaN, infinite or far too
+    large, it is so in most layers. A scale that a fused step will divide by is taken out.
+    """
+    held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    measured = [gradient for gradient in held if gradient.is_cpu or gradient.dim() > 1] or held
+    norm = norm_of(map(_held, measured), 2.0)
+    scale = getattr(optimizer, "grad_scale", None)
+    return norm if norm is None or scale is None else norm / scale.to(norm.device)
+
+
+def skipped_by_scaler(optimizer: Optimizer) -> Tensor | None:
+    """Above 0 if a GradScaler has this step left out by the optimizer's fused kernels; None if it takes no part."""
+    found: Tensor | None = getattr(optimizer, "found_inf", None)
+    return found
 
 
 @torch.no_grad()
@@ -64,18 +84,20 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-class Loans:
-    """Lowered rates and hidden gradients, which :meth:`give_back` restores when the step is over."""
+class StepChanges:
+    """What a guard changes for the time of one step, which :meth:`undo` restores."""
 
     def __init__(self) -> None:
         self._rates: list[tuple[dict[str, Any], Rate, Rate]] = []
         """Parameter groups with their own rate and the one that stands there now."""
         self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._skipping: tuple[Optimizer, Tensor | None] | None = None
+        """An optimizer, and what its scaler had told it."""
 
     @property
-    def are_open(self) -> bool:
-        """Whether something has not been given back yet."""
-        return bool(self._rates or self._gradients)
+    def are_there(self) -> bool:
+        """Whether something has not been restored yet."""
+        return bool(self._rates or self._gradients or self._skipping)
 
     @torch.no_grad()
     def lower_rates(self, optimizer: Optimizer, factor: float) -> None:
@@ -96,7 +118,15 @@ class Loans:
             p.grad = None
 
     @torch.no_grad()
-    def give_back(self) -> None:
+    def skip_above(self, optimizer: Optimizer, norm: Tensor, limit: float) -> None:
+        """Have the optimizer's fused kernels leave the step out if the norm is above the limit, NaN or infinite."""
+        scaler = skipped_by_scaler(optimizer)
+        skip = (norm <= limit).logical_not().to(torch.float32)
+        self._skipping = optimizer, scaler
+        optimizer.found_inf = skip if scaler is None else torch.maximum(skip, scaler.to(skip))  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def undo(self) -> None:
         """Restore rates and gradients, bit by bit. A rate that was written by someone else since then stays."""
         for group, own, lent in self._rates:
             if isinstance(own, Tensor):
@@ -105,4 +135,10 @@ class Loans:
                 group["lr"] = own
         for p, gradient in self._gradients:
             p.grad = gradient
-        self._rates, self._gradients = [], []
+        if self._skipping is not None:
+            optimizer, scaler = self._skipping
+            if scaler is not None:
+                optimizer.found_inf = scaler  # type: ignore[attr-defined]
+            elif hasattr(optimizer, "found_inf"):
+                del optimizer.found_inf
+        self._rates, self._gradients, self._skipping = [], [], None

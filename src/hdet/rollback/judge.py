@@ -68,7 +68,7 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 ROUNDS = LIMITS._replace(leap=2.0)
 """For rounds of a guard, which does not search for the rate."""
-LOOKS = Limits(lost=0.0, noise=3.0, leap=2.0, as_bad=1 / 3)
+LOOKS = Limits(lost=0.0, noise=2.0, leap=2.0, as_bad=1 / 3)
 """For a guard's looks of a few steps each: a leap counts, whatever part of the gain it is (LOG, a guard that looks more
 often)."""
 
@@ -172,6 +172,11 @@ class LossHistory(NamedTuple):
     def cleared(self) -> LossHistory:
         """The history if weights that have diverged are kept: the next losses are the measure."""
         return self._replace(suspect_level=math.nan, before=())
+
+    def tolerating(self, leap: float) -> LossHistory:
+        """The history if a leap was made by harder data: the next losses are the measure."""
+        tolerated = max(self.tolerated, leap) if math.isfinite(leap) else self.tolerated
+        return self.cleared()._replace(recent=(), latest=(), nonfinite_streak=0, tolerated=tolerated)
 
     @property
     def noise(self) -> float:

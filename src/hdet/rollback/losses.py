@@ -70,38 +70,54 @@ class Losses:
         return found
 
 
-class _Reading(NamedTuple):
-    """A number that is copied to the host while training goes on."""
+class _Sent(NamedTuple):
+    """A number that is copied to the host while training goes on, together with others."""
 
     host: Tensor
-    """In pinned memory; if the device is not a CUDA GPU, a copy on that device."""
-    arrived: torch.cuda.Event | None
+    """In pinned memory."""
+    place: int
+    arrived: torch.cuda.Event
 
     def read(self) -> float:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return float(self.host.item())
+        self.arrived.synchronize()
+        return float(self.host[self.place].item())
 
 
 class Readings:
     """Named numbers of each step. A tensor is copied at once, since the caller may use it again.
 
-    To read a step waits for that step alone. If some more were made since, the device has work to do meanwhile.
+    :meth:`send` lets all that are on a GPU travel to the host, in one copy. Who reads them waits for that copy alone:
+    if some more steps were made since, the device has work to do meanwhile.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, dict[str, float | _Reading]] = {}
+        self._steps: dict[int, dict[str, float | Tensor | _Sent]] = {}
 
     def add(self, step: int, **values: float | Tensor | None) -> None:
         """Note the numbers of a step that are known; a loss must be a number or a tensor of one element."""
         found = {name: scalar_of(value) for name, value in values.items() if value is not None}
         row = self._steps.setdefault(step, {})
-        row.update({name: _under_way(value) if isinstance(value, Tensor) else value for name, value in found.items()})
+        row.update({name: _copied(value) if isinstance(value, Tensor) else value for name, value in found.items()})
+
+    def send(self) -> None:
+        """Begin to copy what is on GPUs to the host. Does not synchronise."""
+        alike: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str, Tensor]]] = {}
+        for row in self._steps.values():
+            for name, value in row.items():
+                if isinstance(value, Tensor) and value.is_cuda:
+                    alike.setdefault((value.device, value.dtype), []).append((row, name, value))
+        for (device, dtype), own in alike.items():
+            host = torch.empty(len(own), dtype=dtype, pin_memory=True)
+            host.copy_(torch.stack([value for *_, value in own]), non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(device))
+            for place, (row, name, _) in enumerate(own):
+                row[name] = _Sent(host, place, arrived)
 
     def at(self, step: int) -> dict[str, float]:
         """The numbers of a step, by name."""
         row = self._steps.get(step, {})
-        return {name: value.read() if isinstance(value, _Reading) else value for name, value in row.items()}
+        return {name: value.read() if isinstance(value, _Sent) else float(value) for name, value in row.items()}
 
     def forget(self, until: int) -> None:
         """Forget all steps before ``until``."""
@@ -118,17 +134,6 @@ class Readings:
         for step, name, value in rows:
             found.add(int(step), **{str(name): float(value)})
         return found
-
-
-def _under_way(value: Tensor) -> _Reading:
-    own = _copied(value)
-    if not own.is_cuda:
-        return _Reading(own, None)
-    host = torch.empty((), dtype=own.dtype, pin_memory=True)
-    host.copy_(own, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(own.device))
-    return _Reading(host, arrived)
 
 
 def _copied(value: Tensor) -> Tensor:

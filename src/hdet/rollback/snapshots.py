@@ -97,20 +97,24 @@ class _Copy(NamedTuple):
 class Snapshots:
     """Numbered copies. The caller decides which to keep and which to restore.
 
-    Slots are on the device if it has room for them, except one, which is in host memory. Training does not wait for a
+    Slots are on the device if it has room for them, except some, which are in host memory. Training does not wait for a
     copy to the host.
 
     Args:
-        host: the number of that slot.
+        host: the numbers of those slots.
         own: the numbers in param groups that are the optimizer's own.
+        also: averages of the weights, whose parameters and buffers are copied with the model's buffers.
     """
 
-    def __init__(self, host: int = 1, own: OwnNumbers | None = None) -> None:
+    def __init__(
+        self, host: Collection[int] = (1,), own: OwnNumbers | None = None, also: Sequence[nn.Module] = ()
+    ) -> None:
         self._storage = Storage()
         self._retiring = Storage()
         """For copies of copies: training need not wait for them, but what overwrites the latter must."""
         self._copies: dict[int, _Copy] = {}
         self._host = host
+        self._also = also
         self._slabs = Slabs()
         self._own = OwnNumbers() if own is None else own
 
@@ -123,7 +127,7 @@ class Snapshots:
         self.wait()
         self._retiring.wait()
         parameters = trained_parameters(optimizer)
-        ids, buffers, states = [id(p) for p in parameters], _buffers(model), _states(optimizer, parameters)
+        ids, buffers, states = [id(p) for p in parameters], self._buffers(model), _states(optimizer, parameters)
         if not all(type(p) in PLAIN for p in parameters):  # sharded: a copy holds this rank's part
             parameters, buffers, states = _mapped([parameters, buffers, states], local)
         old, numbers = self._copies.pop(slot, None), _numbers(optimizer)
@@ -132,7 +136,7 @@ class Snapshots:
         if old is not None and self._filled_again(old, [*parameters, *buffers.values()], states):
             self._copies[slot] = old._replace(numbers=numbers)
             return
-        stays = old.on_device if old else slot != self._host and self._has_room(parameters, buffers, states)
+        stays = old.on_device if old else slot not in self._host and self._has_room(parameters, buffers, states)
         at_once: _Pairs = []
         beside: _Pairs = []
         weights = copied(parameters, old and old.weights, stays, at_once, self._slabs)
@@ -141,6 +145,14 @@ class Snapshots:
         new = _Copy(ids, weights, own_buffers, own_states, numbers, stays, at_once, beside)
         self._copies[slot] = new
         self._fill_(new)
+
+    def _buffers(self, model: nn.Module | None) -> dict[str, Tensor]:
+        """The model's buffers, and all tensors of the averages of its weights."""
+        found = dict(model.named_buffers()) if model is not None else {}
+        for number, average in enumerate(self._also):
+            named = (*average.named_parameters(), *average.named_buffers())
+            found |= {f"also.{number}.{name}": tensor for name, tensor in named}
+        return found
 
     def _fill_(self, copy: _Copy) -> None:
         self._storage.fill_(copy.at_once)
@@ -166,17 +178,8 @@ class Snapshots:
         expected = states if any(states) else [parameters, parameters]
         return self._storage.has_room(leaves([parameters, buffers, expected]))
 
-    def fit_on_device(self, optimizer: Optimizer) -> bool:
-        """Whether all slots but the host's are on the device, or will be."""
-        if not all(copy.on_device for slot, copy in self._copies.items() if slot != self._host):
-            return False
-        if sum(slot != self._host for slot in self._copies) > 1:
-            return True
-        parameters = trained_parameters(optimizer)
-        return self._has_room(parameters, {}, _states(optimizer, parameters))
-
     def retire(self, slot: int, host: int) -> None:
-        """Copy a snapshot into the host's slot, beside training: it will be overwritten after some more steps."""
+        """Copy a snapshot into a slot of the host, beside training: it will be overwritten after some more steps."""
         copy, old = self._copies[slot], self._copies.pop(host, None)
         if not any(tensor.device != _HOST for tensor in leaves([copy.weights, copy.states])):
             self._copies[host] = copy  # it is on the host already: the next one gets memory of its own
@@ -216,7 +219,7 @@ class Snapshots:
         copy, known = self._copies[slot], _by_id(optimizer)
         rows = [row for row in zip(copy.parameters, copy.weights, copy.states, strict=True) if row[0] in known]
         parameters = [known[one] for one, _, _ in rows]
-        buffers, values = _fitting(_buffers(model), copy.buffers)
+        buffers, values = _fitting(self._buffers(model), copy.buffers)
         write_([*parameters, *buffers], [*(weights for _, weights, _ in rows), *values])
         _remember_(optimizer, parameters, [state for _, _, state in rows])
         _put_numbers(optimizer, copy.numbers, self._own.names)
@@ -236,9 +239,16 @@ class Snapshots:
         return [row for row in rows if row[1] is not None]
 
     @classmethod
-    def loaded(cls, saved: Sequence[Sequence[Any]], optimizer: Optimizer, host: int = 1) -> Snapshots:
+    def loaded(
+        cls,
+        saved: Sequence[Sequence[Any]],
+        optimizer: Optimizer,
+        host: Collection[int] = (1,),
+        also: Sequence[nn.Module] = (),
+    ) -> Snapshots:
         """New snapshots from :meth:`saved`. What does not fit raises."""
-        found = cls(host, OwnNumbers(name for _, row in saved for _, numbers in row["numbers"] for name in numbers))
+        own = OwnNumbers(name for _, row in saved for _, numbers in row["numbers"] for name in numbers)
+        found = cls(host, own, also)
         for slot, row in saved:
             parameters = parameters_at(row["places"], optimizer)
             refuse_other_shapes(parameters, row["weights"])
@@ -247,7 +257,7 @@ class Snapshots:
 
     def _placed(self, slot: int, row: Mapping[str, Any], parameters: Sequence[Tensor], optimizer: Optimizer) -> _Copy:
         """A saved copy where :meth:`keep` would have put it."""
-        stays = slot != self._host and self._has_room(parameters, {}, _states(optimizer, parameters))
+        stays = slot not in self._host and self._has_room(parameters, {}, _states(optimizer, parameters))
         devices = [p.device if stays else _HOST for p in parameters]
         any_device = devices[0] if devices else _HOST
         return _Copy(
@@ -329,10 +339,6 @@ def _put_numbers(optimizer: Optimizer, rows: Mapping[int, dict[str, Any]], names
                 group[name] = numbers[name]
             else:
                 group.pop(name, None)
-
-
-def _buffers(model: nn.Module | None) -> dict[str, Tensor]:
-    return dict(model.named_buffers()) if model is not None else {}
 
 
 def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
