@@ -670,7 +670,7 @@ def test_harder_data_cost_a_fiftieth_of_the_steps_at_most() -> None:
         plain, _ = longer_run("harder", guarded=False)
         final, guard = longer_run("harder", guarded=True)
     assert guard is not None
-    assert [str(one.message) for one in caught] == []
+    assert {str(one.message).split(",")[0] for one in caught} <= {"gradients out of all proportion were not used"}
     assert guard.held <= 1200 / 50
     assert guard.rollbacks == 0
     assert final < 1.1 * plain

@@ -202,7 +202,7 @@ def test_what_both_have_is_put_back_after_layers_were_frozen_added_or_replaced()
 
 def test_a_snapshot_that_is_retired_is_not_overwritten() -> None:
     model, optimizer = made(MAKES["adam"])
-    snapshots, after = Snapshots(host=2), {}
+    snapshots, after = Snapshots(host=(2,)), {}
     for t in range(1, 4):
         step(model, optimizer, t)
         after[t] = everything(model, optimizer)

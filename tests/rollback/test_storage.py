@@ -123,7 +123,7 @@ def test_a_snapshot_that_is_retired_goes_to_the_host(monkeypatch: pytest.MonkeyP
     """There is nothing in a tensor of this device that could be copied."""
     monkeypatch.setattr(snapshots, "_free", lambda device: 10**9)
     monkeypatch.setattr(Storage, "fill_", lambda self, pairs, *, beside=False: None)
-    kept, optimizer = Snapshots(host=2), SGD([nn.Parameter(torch.ones(3, device="meta"))], lr=0.1)
+    kept, optimizer = Snapshots(host=(2,)), SGD([nn.Parameter(torch.ones(3, device="meta"))], lr=0.1)
     kept.keep(0, optimizer, None)
     kept.retire(0, 2)
     assert {slot: row["weights"][0].device.type for slot, row in kept.saved(optimizer)} == {0: "meta", 2: "cpu"}
@@ -149,7 +149,7 @@ def test_room_is_needed_for_what_the_optimizer_remembers_or_else_for_two_moments
 
 
 def test_snapshots_are_near_once_two_of_them_have_found_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, optimizer = Snapshots(host=2), SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    kept, optimizer = Snapshots(host=(2,)), SGD([nn.Parameter(torch.ones(3))], lr=0.1)
     near = []
     for slot in (0, 1):
         monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
