@@ -1,4 +1,4 @@
-"""On a GPU: a guard waits for nothing, leaves faults out or undoes them soon, and refuses CUDA graphs. Skips without one."""
+"""On a GPU: a guard waits for nothing, leaves faults out or undoes them soon, refuses CUDA graphs. Skips without one."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_step_that_the_device_leaves_out_changes_nothing(name: str, times: flo
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scalers_own_skips_are_no_faults(fused: bool) -> None:
-    """``torch.amp`` as it is by default, in fp16: gradients overflow until the scale is low enough, and now and then."""
+    """``torch.amp`` in fp16: gradients overflow until the scale is low enough, and now and then after that."""
     model, optimizer, guard = built(fused=fused)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30, growth_interval=4)
     generator = torch.Generator("cuda").manual_seed(0)
