@@ -1,4 +1,4 @@
-"""On a GPU: a guard waits for nothing, leaves faults out or undoes them soon, refuses CUDA graphs. Skips without one."""
+"""On a GPU: a guard waits for nothing, leaves faults out or undoes them soon. Skips without one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_fault_is_left_out_or_undone_soon(kind: str, fault: str, at: int) -> N
         assert undone - at <= 10
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])  # of Adagrad there is no fused kernel for CUDA
 @pytest.mark.parametrize("times", [torch.nan, torch.inf, 1e4])
 def test_a_step_that_the_device_leaves_out_changes_nothing(name: str, times: float) -> None:
     """Weights, moments and step counts are those of a run without that call, bit by bit; nothing waits."""

@@ -433,7 +433,7 @@ def test_one_loss_that_is_not_finite_is_no_fault_and_two_are(at: int) -> None:
     ran.watching.step(math.nan)
     assert ran.watching._state.hold is not None
     with pytest.warns(hdet.RollbackWarning, match=f"diverged at step {at + 2}: rolled back to step"):
-        ran.go(at, at + 1)
+        ran.go(at, at + 2)
     assert ran.watching.rollbacks == 1
 
 

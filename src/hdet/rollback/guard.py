@@ -251,7 +251,7 @@ class Guard:
         if self._is_alone or not any(map(is_distributed, trained_parameters(self._optimizer))):
             return strange  # the gradients that DDP has summed are equal on all ranks, bit by bit
         with arriving(f"a step under a hdet.Guard, {self._t}"):
-            return any(row[0] for row in self._rank_group.group.gather([float(strange)], self._trained.device))
+            return any(row[0] for row in self._rank_group.group.gather([float(strange)], self._device))
 
     @property
     def _is_alone(self) -> bool:
@@ -341,6 +341,13 @@ class Guard:
         self._rank_group.begin(group)
 
     @property
+    def _device(self) -> torch.device:
+        """That of the weights."""
+        return next(
+            (p.device for group in self._optimizer.param_groups for p in group["params"][:1]), torch.device("cpu")
+        )
+
+    @property
     def _trained(self) -> Weights:
         return NO_WEIGHTS._replace(parameters=trained_parameters(self._optimizer))
 
@@ -385,7 +392,7 @@ class Guard:
             self._rank_group.agree(
                 Occasion.ROUND_END, self._t, self._trained, Shown(), expect_equal=False, values=values
             )
-        rows = gather_named(self._rank_group.group, row, self._trained.device)
+        rows = gather_named(self._rank_group.group, row, self._device)
         width = 2 * len(_NAMES)
         shown = [[_by_name(found["steps"][width * k :]) for found in rows] for k in range(len(steps))]
         seen = [self._step_of(found) for found in shown]
@@ -402,7 +409,7 @@ class Guard:
     def _setting_aside(self, decision: GuardDecision) -> GuardDecision:
         """Copy the weights that will be replaced, unless they are NaN or infinite on any rank. Collective."""
         sizes = [float(size) for size in self._sizes().values() if size is not None]
-        rows = self._rank_group.group.gather([float(all(map(math.isfinite, sizes)))], self._trained.device)
+        rows = self._rank_group.group.gather([float(all(map(math.isfinite, sizes)))], self._device)
         if all(row[0] for row in rows):
             self._snapshots.keep(ASIDE, self._optimizer, self._model)
             return decision

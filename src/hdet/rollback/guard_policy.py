@@ -7,10 +7,10 @@ Every :data:`LOOK` steps are a *look*, at which all ranks decide alike (:meth:`G
 
 1. **A strange gradient is not used**, if the optimizer can be kept from it. That costs one batch and nothing else.
 2. **If two steps in a row are strange**, weights or data are at fault: the weights are rolled back, and the guard
-   *holds still*. Steps are left out, and their losses are those of the snapshot. If the first is as usual, the weights
-   had diverged. If a later one is, the data were bad for a while, and only these batches are lost. If none of the
-   batches that may be left out is (:meth:`GuardPolicy.allowed`), the data have become harder: the replaced weights are
-   restored, and their losses are the measure from then on.
+   *holds still*. Steps are left out, and their losses are those of the snapshot. If the first two are as usual, the
+   weights had diverged. If two later ones are, the data were bad for a while, and only these batches are lost. If no
+   two of the batches that may be left out are (:meth:`GuardPolicy.allowed`), the data have become harder: the replaced
+   weights are restored, and their losses are the measure from then on.
 
 Weights are rolled back at once if they are NaN, infinite or out of all proportion themselves, and the guard holds still
 as well if the losses of a look leap (:data:`hdet.rollback.judge.LOOKS`), or if those of a round of ``check_every``
@@ -53,7 +53,9 @@ PATIENCE = 64
 """The run ends if the losses or gradients of this many steps in a row were NaN or infinite."""
 HELD_PART = 50
 """While a guard holds still, it leaves out a fiftieth of the steps made at most, less those that it has left out
-before; and one at least."""
+before; and :data:`CALM` at least."""
+CALM = 2
+"""Losses in a row that must be as usual: single ones are, by chance, if the data are harder."""
 GROWN = 1e3
 """Weights have diverged if the largest is above 1000 times that in the last snapshot, and above 1000: a bit was
 flipped."""
@@ -181,15 +183,19 @@ class Hold(NamedTuple):
     """The weights that were rolled back."""
     batches: int = 0
     """Batches that were left out so far."""
+    calm: int = 0
+    """The last of them whose losses were as usual, in a row."""
+    losses: float = 0.0
+    """The sum of their finite losses."""
 
-    def is_as_bad(self, loss: float | None) -> bool:
+    def is_as_bad(self, loss: float) -> bool:
         """Whether a loss shows that the rollback has not helped.
 
         >>> hold = Hold(9, 8, Cause.STEP, usual=1.0, strange=4.0, as_bad=1 / 3, allowed=2, replaced=None)
-        >>> hold.is_as_bad(3.0), hold.is_as_bad(1.9), hold.is_as_bad(None)
-        (True, False, False)
+        >>> hold.is_as_bad(3.0), hold.is_as_bad(1.9)
+        (True, False)
         """
-        return loss is not None and loss - self.usual > self.as_bad * (self.strange - self.usual)
+        return loss - self.usual > self.as_bad * (self.strange - self.usual)
 
 
 class GuardState(NamedTuple):
@@ -225,9 +231,9 @@ class GuardState(NamedTuple):
 
     @property
     def slots(self) -> set[int]:
-        """The slots that are in use."""
+        """The slots that are in use, and those whose memory is needed again soon."""
         replaced = self.hold.replaced if self.hold is not None else None
-        return {one.slot for one in (*self.kept, self.unproven, replaced) if one is not None} | {RECENT}
+        return {one.slot for one in (*self.kept, replaced) if one is not None} | {RECENT, 1, 2}
 
     def is_strange(self, step: Step) -> bool:
         """Whether a step shows a fault. Losses that are above their best already say nothing: adversaries' rise so."""
@@ -298,9 +304,9 @@ class GuardPolicy:
 
         >>> policy = GuardPolicy(check_every=50, factor=0.25, recover=2, max_rollbacks=3)
         >>> [policy.allowed(GuardState(), t) for t in (60, 1000, 10_000)], policy.allowed(GuardState(held=15), 1000)
-        ([1, 20, 50], 5)
+        ([2, 20, 50], 5)
         """
-        return max(1, min(self.check_every, t // HELD_PART - state.held))
+        return max(CALM, min(self.check_every, t // HELD_PART - state.held))
 
     def after_look(
         self,
@@ -376,22 +382,23 @@ class GuardPolicy:
 
     def _holding(self, state: GuardState, hold: Hold, t: int, steps: Sequence[Step]) -> GuardDecision:
         """While the guard holds still, its weights are those of the snapshot: their losses tell data from weights."""
-        nonfinite, is_bad, is_usual = state.nonfinite, False, True
+        nonfinite, is_strange = state.nonfinite, False
         for one in steps:
             nonfinite = 0 if one.is_finite else nonfinite + 1
-            is_bad = not one.is_finite or (one.norm or 0.0) > state.usual.norm_limit
-            is_usual = not is_bad and (one.loss is None or one.loss <= state.usual.loss_limit())
-            is_bad = is_bad or hold.is_as_bad(one.loss)
-        hold = hold._replace(batches=hold.batches + len(steps))
+            is_strange = not one.is_finite or (one.norm or 0.0) > state.usual.norm_limit
+            loss = one.loss if one.loss is not None and math.isfinite(one.loss) else 0.0
+            is_high = one.loss is not None and _is_high(state, hold, loss)
+            calm = 0 if is_strange or is_high else hold.calm + 1
+            hold = hold._replace(batches=hold.batches + 1, calm=calm, losses=hold.losses + loss)
         state = state._replace(nonfinite=nonfinite, held=state.held + len(steps), hold=hold)
         if nonfinite >= PATIENCE:
             return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
-        if nonfinite or (not is_usual and hold.batches < hold.allowed):
+        if nonfinite or (hold.calm < CALM and hold.batches < hold.allowed):
             return GuardDecision(state)
         state = state._replace(hold=None, strange=0)
-        if is_bad:
+        if hold.calm < CALM and (is_strange or _is_high(state, hold, hold.losses / hold.batches)):
             return _resigned(state, hold)
-        if hold.batches == len(steps):
+        if hold.calm == hold.batches:
             return self._confirmed(state, t)._replace(ended=hold)
         slowed = state.slowed._replace(rollbacks=state.slowed.rollbacks + 1)  # the rate is not to blame
         return GuardDecision(state._replace(slowed=slowed), ended=hold, outcome=Outcome.BAD_DATA)
@@ -466,6 +473,11 @@ def _having_seen(state: GuardState, steps: Sequence[Step]) -> GuardState:
         if state.strange > 1:
             break
     return state
+
+
+def _is_high(state: GuardState, hold: Hold, loss: float) -> bool:
+    """Whether a loss is above what was usual, or as bad as what the rollback was made for."""
+    return loss > state.usual.loss_limit() or hold.is_as_bad(loss)
 
 
 def _resigned(state: GuardState, hold: Hold) -> GuardDecision:

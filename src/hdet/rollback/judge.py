@@ -68,7 +68,7 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 ROUNDS = LIMITS._replace(leap=2.0)
 """For rounds of a guard, which does not search for the rate."""
-LOOKS = Limits(lost=0.0, noise=2.0, leap=2.0, as_bad=1 / 3)
+LOOKS = Limits(lost=0.0, noise=3.0, leap=2.0, as_bad=1 / 3)
 """For a guard's looks of a few steps each: a leap counts, whatever part of the gain it is (LOG, a guard that looks more
 often)."""
 

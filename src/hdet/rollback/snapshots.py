@@ -181,8 +181,13 @@ class Snapshots:
     def retire(self, slot: int, host: int) -> None:
         """Copy a snapshot into a slot of the host, beside training: it will be overwritten after some more steps."""
         copy, old = self._copies[slot], self._copies.pop(host, None)
-        if not any(tensor.device != _HOST for tensor in leaves([copy.weights, copy.states])):
+        sources = leaves([copy.weights, copy.buffers, copy.states])
+        if not any(tensor.device != _HOST for tensor in sources):
             self._copies[host] = copy  # it is on the host already: the next one gets memory of its own
+            return
+        if old is not None and len(old.beside) == len(sources) and all(map(is_, sources, (s for _, s in old.beside))):
+            self._retiring.fill_(old.beside, beside=True)  # the same tensors as the last time, into the same memory
+            self._copies[host] = old._replace(numbers=copy.numbers)
             return
         pairs: _Pairs = []
         own = {
@@ -190,7 +195,7 @@ class Snapshots:
             for name in ("weights", "buffers", "states")
         }
         self._retiring.fill_(pairs, beside=True)
-        self._copies[host] = copy._replace(**own, on_device=False, at_once=[], beside=[])
+        self._copies[host] = copy._replace(**own, on_device=False, at_once=[], beside=pairs)
 
     def keep_only(self, slots: Collection[int]) -> None:
         """Free all other slots."""
