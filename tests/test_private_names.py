@@ -63,6 +63,9 @@ NAMES = {
     ),
     "_group_world_size": Row("torchft.manager", "ranks of a replica; a manager without it is refused"),
     "_use_async_quorum": Row("torchft.manager", "it must be False; a manager without it is refused"),
+    "_global_grad_norm": Row(
+        "deepspeed.runtime.zero.stage3", "of all ranks, before a step; get_global_grad_norm() has it only afterwards"
+    ),
     "_save_optimizer_and_scheduler": Row(
         "transformers.trainer", "where a checkpoint's folder is known, before it is whole"
     ),
