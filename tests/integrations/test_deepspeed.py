@@ -402,7 +402,7 @@ ENGINES: list[tuple[int, dict[str, Any]]] = [
 
 
 class Guarded:
-    """A run under a guard. ``bad``: what the inputs of step ``BAD`` are multiplied by, on one rank; None: left out."""
+    """A run under a guard. ``bad``: what the loss of step ``BAD`` is multiplied by, on one rank; None: left out."""
 
     def __init__(self, rank: int, deepspeed: Any, stage: int, bad: float | None = 1.0, **config: Any) -> None:
         self.rank, self.bad = rank, bad
@@ -414,8 +414,8 @@ class Guarded:
             if k == BAD and self.bad is None:
                 continue
             x, y = batch_of(RANKS * k + self.rank, 16)
-            x = x * self.bad if k == BAD and self.bad is not None and self.rank == 1 else x
             loss = loss_of(self.engine, (x.to(next(self.engine.module.parameters()).dtype), y))
+            loss = loss * self.bad if k == BAD and self.bad is not None and self.rank == 1 else loss
             self.engine.backward(loss)
             self.engine.step()
             self.guard.step(loss)
