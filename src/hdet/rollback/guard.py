@@ -20,6 +20,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -240,13 +241,13 @@ class Guard:
 
     def _screen(self) -> None:
         """Measure the gradients. If they are strange, or the guard holds still, the optimizer does not use them."""
-        norm = gradient_norm(self._optimizer)
+        norm = self._gradient_norm()
         if norm is None:
             return
         limit = self._state.usual.norm_limit
         reads_at_once = self._delay == 0 or isinstance(self._optimizer, Partitioned)  # ZeRO has read it as well
         self._readings.add(self._t, norm=norm, scaler=skipped_by_scaler(self._optimizer))
-        if self._state.hold is not None or (reads_at_once and self._is_strange_now(limit)):
+        if self._state.hold is not None or (reads_at_once and not self._reading(self._t).get("norm", 0.0) <= limit):
             self._changes.hide_gradients(self._optimizer)
             self._withheld = self._t
             self._readings.add(self._t, left_out=1.0)
@@ -254,14 +255,16 @@ class Guard:
             self._changes.skip_above(self._optimizer, norm, limit)
             self._readings.add(self._t, limit=limit)
 
-    def _is_strange_now(self, limit: float) -> bool:
-        """Whether the gradient of the step under way is out of proportion. Ranks with shards ask each other."""
-        norm = self._reading(self._t).get("norm", 0.0)
-        strange = not norm <= limit
+    def _gradient_norm(self) -> Tensor | None:
+        """The same on all ranks: gradients that DDP has summed are equal, and ranks with shards add up theirs."""
+        norm = gradient_norm(self._optimizer)
         if self._is_alone or not any(map(is_distributed, trained_parameters(self._optimizer))):
-            return strange  # the gradients that DDP has summed are equal on all ranks, bit by bit
+            return norm
+        self._connect()
+        square = torch.zeros((), device=self._trained.device) if norm is None else norm.float().square()
         with arriving(f"a step under a hdet.Guard, {self._t}"):
-            return any(row[0] for row in self._rank_group.group.gather([float(strange)], self._trained.device))
+            self._rank_group.group.start_sum(square)()
+        return square.sqrt()
 
     @property
     def _is_alone(self) -> bool:
