@@ -459,3 +459,36 @@ def left_out(rank: int, bad: float) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), 1e4])
 def test_a_bad_batch_of_one_rank_is_left_out_by_all(bad: float) -> None:
     run_ranks(left_out, RANKS, bad)
+
+
+CUT, SPOILED = 22, 29
+
+
+def rolled_back(rank: int, folder: str) -> list[float]:
+    """A weight of one rank becomes NaN. Half the run is saved, and resumed."""
+    deepspeed, found = deepspeed_on(rank), []
+    for stage in range(4):
+        whole, again = (Guarded(rank, deepspeed, stage, gradient_accumulation_steps=2) for _ in range(2))
+        whole.train(range(2 * CUT + 1))  # inside a step
+        whole.train(range(2 * CUT + 1, 2 * CUT + 2))
+        whole.engine.save_checkpoint(folder, str(stage))
+        again.engine.load_checkpoint(folder, str(stage))
+        for run in (whole, again):
+            run.train(range(2 * CUT + 2, 2 * SPOILED))
+            if rank == 1:
+                optimizer_of(run.engine).param_groups[0]["params"][0].data.view(-1)[0] = float("nan")
+            run.train(range(2 * SPOILED, 2 * LAST))
+            assert run.guard.rollbacks == 1, stage
+        for one, two in zip(again.held, whole.held, strict=True):
+            assert torch.equal(one, two), stage
+        assert again.loss == whole.loss
+        found.append(whole.loss)
+    return found
+
+
+@needs_deepspeed
+def test_on_every_stage_a_guard_rolls_back_and_is_kept_in_checkpoints(tmp_path: Path) -> None:
+    mine, others = run_ranks(rolled_back, RANKS, str(tmp_path))
+    start = float(loss_of(model_and_optimizer()[0], batch_of(999_999, 2000)).detach())
+    assert mine == others
+    assert max(mine) < 0.7 * start
