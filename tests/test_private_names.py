@@ -45,7 +45,7 @@ NAMES = {
     "_update_lr": Row(_SCHEDULER, "SequentialLR calls it, and nothing else, when the turn of a scheduler begins"),
     "_foreach_copy_": Row("torch", "many copies in one launch, for which there is no public function"),
     "_foreach_norm": Row("torch", "many norms in one launch, at least in fp32; get_total_norm overflows in fp16"),
-    "_values": Row("torch.Tensor", "of a sparse gradient; values() would sum up its doubles first, in a copy"),
+    "_version": Row("torch.Tensor", "shows that a rate on a device was written to, without reading it"),
     "_non_persistent_buffers_set": Row("torch.nn.Module", "buffers that are no part of a checkpoint are not averaged"),
     "_fsdp_flattened": Row(
         "torch.distributed.fsdp._common_utils", "the only mark of FSDP1's weights, which are refused"

@@ -338,6 +338,8 @@ def test_what_a_snapshot_has_is_put_back_after_layers_have_changed(change: str) 
     ran.model[0].requires_grad_(change != "frozen")
     if change == "added":
         ran.model.append(nn.Linear(1, 1))
+        nn.init.ones_(ran.model[-1].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(ran.model[-1].bias)  # type: ignore[arg-type]
         ran.optimizer.add_param_group({"params": list(ran.model[-1].parameters())})
     with recorded() as caught:
         ran.go(25, 36, {25: lambda model: model[3].weight.data.fill_(math.nan)})
@@ -623,11 +625,14 @@ def test_averages_of_the_weights_are_rolled_back_too() -> None:
         ([3], "also must be a list of nn.Modules"),
         (nn.Linear(1, 1), "also must be a list"),
         ("model", "weights of its own"),
+        ("alias", "weights of its own"),
     ],
 )
 def test_what_is_no_average_is_refused(also: Any, words: str) -> None:
     model = nn.Linear(2, 1)
-    given = [nn.Sequential(model)] if also == "model" else also
+    alias = nn.Linear(2, 1)
+    alias.weight.data = model.weight.data
+    given = {"model": [nn.Sequential(model)], "alias": [alias]}[also] if isinstance(also, str) else also
     with pytest.raises(hdet.ArgumentError, match=words):
         hdet.Guard(SGD(model.parameters(), lr=0.1), model, also=given)
 

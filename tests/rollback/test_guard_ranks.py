@@ -33,7 +33,7 @@ def _guarded(rank: int, spoil: str, tells: bool = True) -> tuple[Tensor, int, li
             optimizer.step()
             if t == 83 and rank == 1 and spoil == "weights":  # this rank's copy alone
                 _spoil(model)
-            if t >= 83 and guard.rollbacks == 0 and rank == 1 and spoil == "losses":
+            if t >= 83 and guard._state.hold is None and not guard.rollbacks and rank == 1 and spoil == "losses":
                 loss = torch.tensor(math.nan)
             guard.step(loss if tells or rank == 1 else None)
     words = [str(one.message) for one in caught if issubclass(one.category, hdet.RollbackWarning)]
@@ -117,14 +117,14 @@ class _Before:
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
-        if self.t == 47:  # noticed by the look that follows, on one rank as on two
+        if self.t == 50:  # noticed by the look that follows the next step, on one rank as on two
             for p in (p for p in self.model.parameters() if p.requires_grad):
                 getattr(p, "_local_tensor", p).mul_(math.nan)
         sharded.loss_of(self.model, sharded.batch_of(50_000))  # FSDP2 now holds weights that it was not told of
         self.t += 1
         self.guard.step(loss)
         self.rollbacks = self.guard.rollbacks
-        if self.t in (37, 52):  # inside a round, and while the rate recovers: this rank's state in another guard
+        if self.t in (37, 53):  # inside a round, and while the rate recovers: this rank's state in another guard
             state = copy.deepcopy(self.guard.state_dict())
             self.guard = hdet.Guard(self.guard._optimizer, self.model, check_every=EVERY)
             self.guard.load_state_dict(state)

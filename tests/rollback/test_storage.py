@@ -146,15 +146,3 @@ def test_room_is_needed_for_what_the_optimizer_remembers_or_else_for_two_moments
     optimizer.step()
     Snapshots().keep(0, optimizer, None)
     assert asked == [3, 2]
-
-
-def test_snapshots_are_near_once_two_of_them_have_found_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, optimizer = Snapshots(host=(2,)), SGD([nn.Parameter(torch.ones(3))], lr=0.1)
-    near = []
-    for slot in (0, 1):
-        monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
-        near.append(kept.fit_on_device(optimizer))
-        monkeypatch.setattr(Storage, "has_room", lambda self, tensors: True)
-        kept.keep(slot, optimizer, None)
-    monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
-    assert [*near, kept.fit_on_device(optimizer)] == [False, False, True]

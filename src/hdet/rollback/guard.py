@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import is_finite, must_be, must_count, reading, shown, users_level
+from hdet.checks import is_finite, items_of, must_be, must_count, reading, shown, users_level
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.parameters import (
     check_model,
@@ -43,7 +43,7 @@ from hdet.parameters import (
 from hdet.ranks.agreement import Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
-from hdet.ranks.shards import Partitioned, is_continued, is_distributed, refuse_partitions
+from hdet.ranks.shards import Partitioned, is_continued, is_distributed, local, refuse_partitions
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 from hdet.rollback.guard_policy import (
     ASIDE,
@@ -532,15 +532,22 @@ def _checked(check_every: Any, factor: Any, recover: Any, max_rollbacks: Any) ->
 def _checked_averages(also: Any, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, ...]:
     """Averages of the weights. Raises for what is no module, or shares weights with the model."""
     cure = "give a list of averages, such as torch.optim.swa_utils.AveragedModel(model)"
-    fits = isinstance(also, Collection) and not isinstance(also, nn.Module)
-    must_be("a list of nn.Modules", fits and all(isinstance(one, nn.Module) for one in also), cure, also=also)
-    own = {id(p) for p in (*model.parameters(), *trained_parameters(optimizer))}
-    shared = [name for one in also for name, p in one.named_parameters() if id(p) in own]
+    found = None if isinstance(also, nn.Module) else items_of(also)
+    fits = found is not None and all(isinstance(one, nn.Module) for one in found)
+    must_be("a list of nn.Modules", fits, cure, also=also)
+    averages: list[nn.Module] = found or []
+    own = {_memory_of(p) for p in (*model.parameters(), *trained_parameters(optimizer)) if p.numel()}
+    shared = [name for one in averages for name, p in one.named_parameters() if p.numel() and _memory_of(p) in own]
     if shared:
         raise ArgumentError(
             f"also must have weights of its own, but {', '.join(shared[:_SHOWN])} belongs to the model as well; {cure}"
         )
-    return tuple(also)
+    return tuple(averages)
+
+
+def _memory_of(p: Tensor) -> tuple[torch.device, int]:
+    """Where a tensor lies; tensors without memory are told apart by themselves."""
+    return p.device, local(p).untyped_storage().data_ptr() or id(p)
 
 
 def _names(model: nn.Module, group: ReplicaGroup) -> str:

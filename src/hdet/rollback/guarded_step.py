@@ -68,7 +68,7 @@ def largest(tensors: Iterable[Tensor]) -> Tensor | None:
 
 
 def _held(gradient: Tensor) -> Tensor:
-    return gradient._values() if gradient.is_sparse else local(gradient)
+    return gradient.coalesce().values() if gradient.is_sparse else local(gradient)
 
 
 def memory_of(optimizer: Optimizer) -> list[Tensor]:
