@@ -61,10 +61,11 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
         more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, those of
             :class:`hdet.OneCycleLR`. Momenta are not cycled.
     """
-    optimizer, given = optimizer_of(engine), engine.lr_scheduler
+    _check(engine)
+    given = engine.lr_scheduler
     cure = 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
     must_be("None, since auto makes one", given is None, cure, lr_scheduler=given)
-    scheduler = auto_of(optimizer, total_steps=total_steps, **{"model": engine.module, **more})
+    scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})
     engine.lr_scheduler = scheduler
     _keep(engine, lambda folder: write_search(folder, scheduler), lambda folder: read_search(folder, scheduler))
     return scheduler
