@@ -61,10 +61,6 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
         more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, those of
             :class:`hdet.OneCycleLR`. Momenta are not cycled.
     """
-    _check(engine)
-    given = engine.lr_scheduler
-    cure = 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
-    must_be("None, since auto makes one", given is None, cure, lr_scheduler=given)
     scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})
     engine.lr_scheduler = scheduler
     _keep(engine, lambda folder: write_search(folder, scheduler), lambda folder: read_search(folder, scheduler))
@@ -92,7 +88,7 @@ class Guard(AccumulatingGuard):
     """
 
     def __init__(self, engine: Any, **options: Any) -> None:
-        optimizer = optimizer_of(engine)
+        optimizer = _optimizer_of(engine)
         super().__init__(optimizer, engine.module, **options)
         self._engine, self._steps = engine, engine.global_steps
 
@@ -112,6 +108,13 @@ class Guard(AccumulatingGuard):
 
 def optimizer_of(engine: Any) -> Optimizer:
     """What trains the weights of an engine, as an optimizer of torch; with ZeRO, that of this rank's partitions."""
+    _check(engine)
+    given, cure = engine.lr_scheduler, 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
+    must_be("None, since auto makes one", given is None, cure, lr_scheduler=given)
+    return _optimizer_of(engine)
+
+
+def _optimizer_of(engine: Any) -> Optimizer:
     _check(engine)
     wrapper = engine.optimizer
     return wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper)
