@@ -45,7 +45,6 @@ NAMES = {
     "_update_lr": Row(_SCHEDULER, "SequentialLR calls it, and nothing else, when the turn of a scheduler begins"),
     "_foreach_copy_": Row("torch", "many copies in one launch, for which there is no public function"),
     "_foreach_norm": Row("torch", "many norms in one launch, at least in fp32; get_total_norm overflows in fp16"),
-    "_values": Row("torch.Tensor", "of a sparse gradient; values() would sum up its doubles first, in a copy"),
     "_version": Row("torch.Tensor", "shows that a rate on a device was written to, without reading it"),
     "_non_persistent_buffers_set": Row("torch.nn.Module", "buffers that are no part of a checkpoint are not averaged"),
     "_fsdp_flattened": Row(
@@ -64,6 +63,9 @@ NAMES = {
     ),
     "_group_world_size": Row("torchft.manager", "ranks of a replica; a manager without it is refused"),
     "_use_async_quorum": Row("torchft.manager", "it must be False; a manager without it is refused"),
+    "_global_grad_norm": Row(
+        "deepspeed.runtime.zero.stage3", "of all ranks, before a step; get_global_grad_norm() has it only afterwards"
+    ),
     "_save_optimizer_and_scheduler": Row(
         "transformers.trainer", "where a checkpoint's folder is known, before it is whole"
     ),

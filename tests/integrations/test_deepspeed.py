@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import hdet
-from hdet.integrations.deepspeed import auto
+from hdet.integrations.deepspeed import Guard, auto, optimizer_of
 from tests.code_blocks import blocks
 from tests.problems import Records, batch_of, loss_of, network, quiet
 from tests.processes import error_of, run_ranks
@@ -384,3 +384,113 @@ def test_replicas_train_apart_on_stage_0() -> None:
     (rates, weights), (other_rates, other_weights) = run_ranks(trains_apart, RANKS)
     assert rates != other_rates
     assert weights == other_weights
+
+
+# -- a guard ----------------------------------------------------------------------------------------------------------
+
+LAST, BAD = 40, 25
+SMALL_PARTS = {"zero_optimization": {"stage": 3, "sub_group_size": 64, "stage3_max_live_parameters": 1}}
+"""Stage 3 in several parts for each parameter group."""
+ENGINES: list[tuple[int, dict[str, Any]]] = [
+    *((stage, {}) for stage in range(4)),
+    (3, SMALL_PARTS),
+    (2, OFFLOADED),
+    (1, BF16),
+    (3, BF16),
+    (1, {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}),
+]
+
+
+class Guarded:
+    """A run under a guard. ``bad``: what the loss of step ``BAD`` is multiplied by, on one rank; None: left out."""
+
+    def __init__(self, rank: int, deepspeed: Any, stage: int, bad: float | None = 1.0, **config: Any) -> None:
+        self.rank, self.bad = rank, bad
+        self.engine = engine_of(deepspeed, stage, **config)
+        self.guard = Guard(self.engine, check_every=10)
+
+    def train(self, steps: range) -> None:
+        for k in steps:
+            if k == BAD and self.bad is None:
+                continue
+            x, y = batch_of(RANKS * k + self.rank, 16)
+            loss = loss_of(self.engine, (x.to(next(self.engine.module.parameters()).dtype), y))
+            loss = loss * self.bad if k == BAD and self.bad is not None and self.rank == 1 else loss
+            self.engine.backward(loss)
+            self.engine.step()
+            self.guard.step(loss)
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """What this rank trains, and what its optimizer remembers of it, step counts and all."""
+        optimizer = optimizer_of(self.engine)
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        states = [optimizer.state[p] for p in own]
+        return [*own, *(value.clone() for state in states for _, value in sorted(state.items()))]
+
+    @property
+    def loss(self) -> float:
+        x, y = batch_of(999_999, 2000)
+        with torch.no_grad():
+            return float(loss_of(self.engine, (x.to(next(self.engine.module.parameters()).dtype), y)))
+
+
+def left_out(rank: int, bad: float) -> None:
+    deepspeed = deepspeed_on(rank)
+    for stage, config in ENGINES if bad != bad else ENGINES[1:]:  # stage 0 has clipped it, as a plain loop does
+        runs = [Guarded(rank, deepspeed, stage, one, **config) for one in (bad, None)]
+        for run in runs:
+            run.train(range(LAST))
+        mine, other = runs
+        assert mine.guard.rollbacks == other.guard.rollbacks == 0
+        assert mine.guard.held - other.guard.held in (0, 1), (stage, config)  # 0: DeepSpeed has left it out itself
+        for one, two in zip(mine.held, other.held, strict=True):
+            assert torch.equal(one, two), (stage, config)
+        assert mine.loss == other.loss
+
+
+@pytest.mark.covers("frameworks", "DeepSpeed, guard", "ZeRO-0", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, guard", "ZeRO-1", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, guard", "ZeRO-2", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, guard", "ZeRO-3", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, guard", "ZeRO-1", "bf16")
+@pytest.mark.covers("frameworks", "DeepSpeed, guard", "ZeRO-3", "bf16")
+@needs_deepspeed
+@pytest.mark.parametrize("bad", [float("nan"), 1e4])
+def test_a_bad_batch_of_one_rank_is_left_out_by_all(bad: float) -> None:
+    run_ranks(left_out, RANKS, bad)
+
+
+CUT, SPOILED = 22, 29
+
+
+def rolled_back(rank: int, folder: str) -> list[float]:
+    """A weight of one rank becomes NaN. Half the run is saved, and resumed."""
+    deepspeed, found = deepspeed_on(rank), []
+    for stage in range(4):
+        whole, again = (Guarded(rank, deepspeed, stage, gradient_accumulation_steps=2) for _ in range(2))
+        if stage > 0:
+            plain = error_of(lambda run=whole: hdet.Guard(run.engine.optimizer, run.engine.module))
+            assert "give hdet.integrations.deepspeed.Guard the engine" in str(plain)
+        whole.train(range(2 * CUT + 2))
+        whole.engine.save_checkpoint(folder, str(stage))
+        again.engine.load_checkpoint(folder, str(stage))
+        for run in (whole, again):
+            run.train(range(2 * CUT + 2, 2 * SPOILED))
+            if rank == 1:
+                optimizer_of(run.engine).param_groups[0]["params"][0].data.view(-1)[0] = float("nan")
+            run.train(range(2 * SPOILED, 2 * LAST))
+            assert run.guard.rollbacks == 1, stage
+        for one, two in zip(again.held, whole.held, strict=True):
+            assert torch.equal(one, two), stage
+        assert again.loss == whole.loss
+        found.append(whole.loss)
+    return found
+
+
+@needs_deepspeed
+def test_on_every_stage_a_guard_rolls_back_and_is_kept_in_checkpoints(tmp_path: Path) -> None:
+    mine, others = run_ranks(rolled_back, RANKS, str(tmp_path))
+    start = float(loss_of(model_and_optimizer()[0], batch_of(999_999, 2000)).detach())
+    assert mine == others
+    assert max(mine) < 0.7 * start

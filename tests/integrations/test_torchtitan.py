@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hdet
-from hdet.integrations.torchtitan import AutoLR
+from hdet.integrations.torchtitan import AutoLR, Guard
 from hdet.ranks.shards import local
 from tests.integrations.loops import train
 from tests.problems import Records, batch_of, final_loss, loss_of, network, weights_of
@@ -184,3 +184,117 @@ def test_loading_without_the_scheduler_searches_from_the_loaded_weights(tmp_path
 def test_state_of_torchtitans_own_scheduler_is_refused() -> None:
     with pytest.raises(hdet.errors.ArgumentError, match="exclude_from_loading"):
         Loop("AdamW").schedulers.load_state_dict({"last_epoch": 7})
+
+
+# -- a guard ----------------------------------------------------------------------------------------------------------
+
+LAST, BAD, SPOILED = 70, 40, 55
+NAMES = [("AdamW",), ("AdamW", "Adam")]
+
+
+class Guarded:
+    """A run under a guard, at a constant rate. A batch has a NaN, or is left out, and later on a weight has one."""
+
+    def __init__(self, *names: str, leaves_out: bool = False, shards: bool = False, gives_loss: bool = True) -> None:
+        self.model, self.leaves_out, self.gives_loss = network(), leaves_out, gives_loss
+        if shards:
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (2,)))
+        self.optimizers = groups(*names).build(model_parts=[self.model])
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = 3e-3
+        settings = Guard.Config(warmup_steps=0, decay_ratio=0.0, guard={"check_every": 10})
+        self.schedulers = settings.build(optimizers=self.optimizers, training_steps=LAST)
+
+    def train(self, steps: range, rank: int = 0, spoiled: int | None = None) -> None:
+        for t in steps:
+            x, y = batch_of(2 * t + rank)
+            if t == BAD and rank == 0:
+                x = torch.where(torch.arange(len(x))[:, None] == 3, torch.nan, x)
+            if t == spoiled:
+                with torch.no_grad():
+                    local(next(self.model.parameters())).view(-1)[0] = torch.nan
+            if t != BAD or not self.leaves_out:
+                self.optimizers.zero_grad()
+                loss = loss_of(self.model, (x, y))
+                loss.backward()
+                if self.gives_loss:
+                    self.schedulers.observe(loss)
+                self.optimizers.step()
+            self.schedulers.step()
+
+    @property
+    def states(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizers, "lr_scheduler": self.schedulers}
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """What this rank trains, and what the optimizers remember of it, step counts and all."""
+        memory = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        tensors = [*self.model.parameters(), *(value for state in memory for value in state.values())]
+        return [local(tensor.detach()) for tensor in tensors]
+
+
+def assert_equal(one: Guarded, other: Guarded) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one.held, other.held, strict=True))
+
+
+@pytest.mark.covers("frameworks", "torchtitan, guard", "one process", "fp32")
+@pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
+@pytest.mark.parametrize("gives_loss", [True, False])
+@pytest.mark.parametrize("names", NAMES)
+def test_a_guard_leaves_a_bad_batch_out_and_rolls_back_a_bad_weight(names: tuple[str, ...], gives_loss: bool) -> None:
+    with_it, without = (Guarded(*names, leaves_out=one, gives_loss=gives_loss) for one in (False, True))
+    for run in (with_it, without):
+        run.train(range(SPOILED - 1))
+    assert_equal(with_it, without)
+    assert [run.schedulers.guard.held for run in (with_it, without)] == [1, 0]
+    for run in (with_it, without):
+        run.train(range(SPOILED - 1, LAST), spoiled=SPOILED)
+    assert with_it.schedulers.guard.rollbacks == 1
+    assert all(tensor.isfinite().all() for tensor in with_it.held)
+    assert final_loss(with_it.model) == pytest.approx(final_loss(without.model), rel=0.05)
+    assert with_it.schedulers.get_metrics().keys() == {f"lr/{name}" for name in names}
+
+
+@pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
+@pytest.mark.parametrize("cut", [3, 30, 41, 58])
+@pytest.mark.parametrize("names", NAMES)
+def test_a_guarded_run_that_was_cut_is_the_one_that_was_not(names: tuple[str, ...], cut: int, tmp_path: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    whole, again = (Guarded(*names) for _ in range(2))
+    whole.train(range(cut), spoiled=SPOILED)
+    dcp.save(whole.states, checkpoint_id=tmp_path, no_dist=True)
+    whole.train(range(cut, LAST), spoiled=SPOILED)
+    dcp.load(again.states, checkpoint_id=tmp_path, no_dist=True)
+    again.train(range(cut, LAST), spoiled=SPOILED)
+    assert whole.schedulers.guard.rollbacks == again.schedulers.guard.rollbacks == 1
+    assert_equal(again, whole)
+
+
+@pytest.mark.covers("frameworks", "torchtitan, guard", "FSDP2", "fp32")
+@pytest.mark.parametrize("names", NAMES)
+def test_a_guard_in_fsdp2(names: tuple[str, ...], tmp_path: Path) -> None:
+    losses = run_ranks(_guarded_shards, 2, names, tmp_path)
+    assert losses[0] == losses[1] < 0.5 * final_loss(network())
+
+
+def _guarded_shards(rank: int, names: tuple[str, ...], folder: Path) -> float:
+    import torch.distributed.checkpoint as dcp
+
+    warnings.simplefilter("ignore", hdet.RollbackWarning)
+    whole, without, again = (Guarded(*names, leaves_out=one, shards=True) for one in (False, True, False))
+    for run in (whole, without):
+        run.train(range(48), rank)
+    assert_equal(whole, without)
+    dcp.save(whole.states, checkpoint_id=folder)
+    dcp.load(again.states, checkpoint_id=folder)
+    for run in (whole, again):
+        run.train(range(48, LAST), rank, SPOILED if rank == 1 else None)
+        assert run.schedulers.guard.rollbacks == 1
+    assert_equal(again, whole)
+    return final_loss(whole.model)
+
+
+def test_a_checkpoint_without_a_guard_says_so() -> None:
+    with pytest.warns(hdet.ResumeWarning, match=r"no hdet\.Guard .* starts again"):
+        Guarded("AdamW").schedulers.load_state_dict({"last_epoch": 7})

@@ -148,3 +148,28 @@ def test_a_sharded_run_is_the_run_of_one_process() -> None:
         assert ours == 1
         for one, other in zip(weights, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def _one_bad_shard(rank: int, bad: int) -> list[float]:
+    """How many steps were made of each parameter; one rank's shards of one step's gradients are NaN."""
+    model: Any = sharded.sharded(sharded.Net(), sharded.mesh_of(2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    guard = hdet.Guard(optimizer, model, check_every=EVERY)
+    with recorded():
+        for t in range(24):
+            optimizer.zero_grad()
+            loss = sharded.loss_of(model, sharded.batch_of(t))
+            loss.backward()
+            held = [p for p in model.body.parameters() if p.grad is not None and t == bad and rank == 1]
+            for p in held:
+                p.grad.to_local().mul_(math.nan)
+            optimizer.step()
+            guard.step(loss)
+    assert guard.held == 1
+    assert all(weights.isfinite().all() for weights in sharded.whole(model))
+    return [float(state["step"]) for state in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("bad", [0, 20])
+def test_a_bad_gradient_in_one_shard_is_used_by_no_rank(bad: int) -> None:
+    assert {step for steps in run_ranks(_one_bad_shard, 2, bad) for step in steps} == {23.0}

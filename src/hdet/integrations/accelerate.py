@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hdet.checks import must_be
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.guards import AccumulatingGuard
 from hdet.integrations.lengths import loading_length
 from hdet.parameters import unwrapped
-from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -100,7 +100,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
 
 
-class Guard(PlainGuard):
+class Guard(AccumulatingGuard):
     """:class:`hdet.Guard` in a loop of Accelerate: it rolls back if training has diverged.
 
     .. code-block:: python
@@ -125,17 +125,14 @@ class Guard(PlainGuard):
         super().__init__(optimizer, model, **options)
         inner = unwrapped(optimizer)
         self._accelerator = accelerator
-        self._accumulated: list[float | Tensor] = []
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, self, inner))
         accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, self, inner))
 
     def step(self, loss: float | Tensor | None = None) -> None:
         """Call it after every ``optimizer.step()``, on all ranks. A step counts if gradients were synchronised."""
-        if loss is not None:
-            self._accumulated.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        self.observe(loss)
         if self._accelerator.sync_gradients:
-            losses, self._accumulated = self._accumulated, []
-            super().step(sum(losses) / len(losses) if losses else None)
+            self.end_step()
 
 
 class PreparedScheduler:

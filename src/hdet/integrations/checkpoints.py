@@ -22,7 +22,7 @@ from hdet.rollback.guard import Guard
 
 SEARCH = "hdet_search"
 """What a search is called in a checkpoint of all ranks."""
-_GUARD = "hdet_guard"
+GUARD = "hdet_guard"
 """What a guard is called there."""
 
 
@@ -77,12 +77,12 @@ def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
 
 def write_guard(folder: str | os.PathLike[str], guard: Guard, optimizer: Any) -> None:
     """Write a guard into the folder of a checkpoint, completely or not at all. Collective."""
-    _write(folder, _GUARD, optimizer, guard_state(guard))
+    _write(folder, GUARD, optimizer, guard_state(guard))
 
 
 def read_guard(folder: str | os.PathLike[str], guard: Guard, optimizer: Any) -> None:
     """Resume a guard. Collective."""
-    file = _file(folder, _GUARD, optimizer)
+    file = _file(folder, GUARD, optimizer)
     state = _read(file)
     if state is not None:
         guard.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""hdet in DeepSpeed: ``auto`` finds the learning rate of an engine, with ZeRO stages 0 to 3.
+"""hdet in DeepSpeed, with ZeRO stages 0 to 3: ``auto`` finds the learning rate of an engine, ``Guard`` watches it.
 
 An engine's optimizer is a wrapper around torch's. It trains fp32 copies of the weights, the *masters*, whole or in
 partitions. Written for DeepSpeed 0.19: a wrapper's kind is known by the attribute in which it keeps the masters.
@@ -19,13 +19,14 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import read_search, write_search
+from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.guards import AccumulatingGuard
 from hdet.ranks.shards import Partitioned, mark_part
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto as auto_of
 
-__all__ = ["auto", "optimizer_of"]
+__all__ = ["Guard", "auto", "optimizer_of"]
 
 Hook = Callable[..., Any]
 _UNKNOWN = {
@@ -62,30 +63,76 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
     """
     scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})
     engine.lr_scheduler = scheduler
-    _keep_search(engine, scheduler)
+    _keep(engine, lambda folder: write_search(folder, scheduler), lambda folder: read_search(folder, scheduler))
     return scheduler
+
+
+class Guard(AccumulatingGuard):
+    """:class:`hdet.Guard` for a DeepSpeed engine, with any schedule, on ZeRO stages 0 to 3.
+
+    .. code-block:: python
+
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        guard = Guard(engine, check_every=50)
+        ...
+            engine.step()
+            guard.step(loss)
+
+    It counts optimizer steps: with accumulation it judges the mean loss of the batches of a step. With ZeRO it goes by
+    the norm of all ranks' gradients that DeepSpeed has computed, before they are clipped, and reads it at every step.
+    ``engine.save_checkpoint`` and ``load_checkpoint`` include it, each rank's own part with ZeRO: make it before.
+
+    Args:
+        engine: made by ``deepspeed.initialize``.
+        options: further arguments of :class:`hdet.Guard`.
+    """
+
+    def __init__(self, engine: Any, **options: Any) -> None:
+        optimizer = _optimizer_of(engine)
+        super().__init__(optimizer, engine.module, **options)
+        self._engine, self._steps = engine, engine.global_steps
+
+        def read(folder: str) -> None:
+            self._steps = engine.global_steps
+            read_guard(folder, self, optimizer)
+
+        _keep(engine, lambda folder: write_guard(folder, self, optimizer), read)
+
+    def step(self, loss: float | Tensor | None = None) -> None:
+        """Call it after every ``engine.step()``, on all ranks. A step counts if the optimizer was stepped."""
+        self.observe(loss)
+        if self._engine.global_steps != self._steps:
+            self._steps = self._engine.global_steps
+            self.end_step()
 
 
 def optimizer_of(engine: Any) -> Optimizer:
     """What trains the weights of an engine, as an optimizer of torch; with ZeRO, that of this rank's partitions."""
     _check(engine)
+    given, cure = engine.lr_scheduler, 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
+    must_be("None, since auto makes one", given is None, cure, lr_scheduler=given)
+    return _optimizer_of(engine)
+
+
+def _optimizer_of(engine: Any) -> Optimizer:
+    _check(engine)
     wrapper = engine.optimizer
     return wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper)
 
 
-def _keep_search(engine: Any, scheduler: OneCycleLR | ScheduledSearch) -> None:
-    """Extend the engine's saving and loading, since it saves the scheduler of one rank only."""
+def _keep(engine: Any, write: Callable[[str], None], read: Callable[[str], None]) -> None:
+    """Extend the engine's saving and loading, since it saves the scheduler of one rank only, and no guard."""
     save, load = engine.save_checkpoint, engine.load_checkpoint
 
     def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
         tag = f"global_step{engine.global_steps}" if tag is None else tag
-        write_search(os.path.join(save_dir, str(tag)), scheduler)  # before "latest" names the checkpoint
+        write(os.path.join(save_dir, str(tag)))  # before "latest" names the checkpoint
         return save(save_dir, tag, *args, **kwargs)
 
     def load_checkpoint(load_dir: Any, *args: Any, **kwargs: Any) -> Any:
         path, client = load(load_dir, *args, **kwargs)
         if path is not None:
-            read_search(os.path.dirname(path), scheduler)
+            read(os.path.dirname(path))
         return path, client
 
     engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint
@@ -94,10 +141,8 @@ def _keep_search(engine: Any, scheduler: OneCycleLR | ScheduledSearch) -> None:
 def _check(engine: Any) -> None:
     """Raise unless this is an engine whose weights can be measured."""
     is_engine = all(hasattr(engine, name) for name in ("lr_scheduler", "optimizer", "step"))
-    cure = "call engine, *_ = deepspeed.initialize(...) and then auto(engine, ...)"
+    cure = "call engine, *_ = deepspeed.initialize(...) and then auto(engine, ...) or Guard(engine)"
     must_be("what deepspeed.initialize returns first", is_engine, cure, engine=engine)
-    scheduler, cure = engine.lr_scheduler, 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
-    must_be("None, since auto makes one", scheduler is None, cure, lr_scheduler=scheduler)
     for name, what in _UNKNOWN.items():
         if getattr(engine, name, None) or getattr(engine.optimizer, name, None):
             raise ArgumentError(
@@ -183,7 +228,7 @@ class Masters(Partitioned):
     """
 
     def __init__(self, wrapper: Any) -> None:
-        self._layout = _layout(wrapper)
+        self._layout, self._wrapper = _layout(wrapper), wrapper
         self._inner: Optimizer = wrapper.optimizer
         self._rows = list(self._inner.param_groups)
         self._stepped: frozenset[int] = frozenset()
@@ -211,6 +256,15 @@ class Masters(Partitioned):
     def refresh(self) -> None:
         """Copy the masters to the model's parameters. Collective if they are partitions."""
         self._layout.refresh()
+
+    def gradient_norm(self) -> Tensor | None:
+        """What ZeRO has computed for all ranks before the first part steps; infinite if it is not finite anywhere."""
+        if not self._layout.partitioned:
+            return None
+        norm = getattr(self._wrapper, "_global_grad_norm", None)
+        cure = "a guard needs it: leave compute_grad_norm out of the config, and use DeepSpeed 0.19"
+        must_be("the norm of the gradients", norm is not None, cure, global_grad_norm=norm)
+        return torch.as_tensor(norm)
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Have a hook called before each part of a step: ZeRO steps one group after the other."""

@@ -1,4 +1,7 @@
-"""hdet in torchtitan: ``AutoLR``, a container of schedulers whose only scheduler finds the learning rate."""
+"""hdet in torchtitan, in the place of its container of schedulers.
+
+``AutoLR`` has one scheduler, which finds the learning rate; ``Guard`` has torchtitan's own, and guards the steps.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import name_on_rank, search_state
-from hdet.schedulers.several import auto
+from hdet.integrations.checkpoints import GUARD, guard_state, name_on_rank, search_state, warn_without_guard
+from hdet.integrations.guards import AccumulatingGuard
+from hdet.schedulers.several import as_one, auto
 
-__all__ = ["AutoLR"]
+__all__ = ["AutoLR", "Guard"]
 
 _INSTALLED = importlib.util.find_spec("torchtitan") is not None
 _Container: Any = (
@@ -94,9 +98,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         state = self.scheduler.state_dict()
         if not self.keep_search:
             return state
-        packed = io.BytesIO()
-        torch.save(search_state(self.scheduler), packed)
-        return {**state, name_on_rank(self.scheduler.optimizer): packed.getvalue()}
+        return {**state, name_on_rank(self.scheduler.optimizer): _packed(search_state(self.scheduler))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume the search. Load the optimizers before, as torchtitan does."""
@@ -109,8 +111,81 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         packed = state.pop(name_on_rank(self.scheduler.optimizer), None)
         self.scheduler.load_state_dict(state)
         if packed is not None:
-            search = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
-            self.scheduler.load_search_state_dict(search)
+            self.scheduler.load_search_state_dict(_unpacked(packed))
+
+
+class Guard(_Container):  # type: ignore[misc]  # the type of an optional package
+    """:class:`hdet.Guard` in a torchtitan run, with torchtitan's own schedule.
+
+    In a trainer's config it replaces torchtitan's own container, and has the same fields:
+
+    .. code-block:: python
+
+        config.lr_scheduler = Guard.Config(warmup_steps=200, guard={"check_every": 50})
+
+    All optimizers are guarded as one. torchtitan's trainer passes no loss, so gradients and weights are judged. In a
+    trainer of your own, call ``lr_schedulers.observe(loss)`` after the forward pass. A checkpoint has the guard; if
+    weights are sharded, each rank saves its part, and only the same number of ranks resumes it.
+
+    Args:
+        optimizers: torchtitan's ``OptimizersContainer``.
+        schedulers: torchtitan's container, which sets their rates.
+        options: further arguments of :class:`hdet.Guard`.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(_Config):  # type: ignore[misc]  # of an optional package
+        """The trainer builds the container from it."""
+
+        guard: dict[str, Any] = field(default_factory=dict)
+        """Arguments of :class:`hdet.Guard`: ``check_every``, ``factor``, ``recover``, ``max_rollbacks``."""
+
+        def build(self, *, optimizers: Any, training_steps: int) -> Guard:
+            """Build the container, with torchtitan's schedule for ``training_steps`` steps."""
+            schedulers = _Config.build(self, optimizers=optimizers, training_steps=training_steps)
+            return Guard(optimizers, schedulers, **self.guard)
+
+    def __init__(self, optimizers: Any, schedulers: Any, **options: Any) -> None:
+        if not _INSTALLED:
+            raise ModuleNotFoundError("Guard needs torchtitan, which is not installed: pip install torchtitan")
+        self.schedulers = list(schedulers)
+        self.optimizer = as_one(list(optimizers))
+        model = _whole(optimizers.model_parts)
+        assert model is not None  # torchtitan has made the optimizers for its parts
+        self.guard = AccumulatingGuard(self.optimizer, model, **options)
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the step."""
+        self.guard.observe(loss)
+
+    def step(self) -> None:
+        """Count a step, and step the schedule. Every fourth call is a collective."""
+        self.guard.end_step()
+        super().step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The schedule's state, and the guard's as bytes. Collective."""
+        return {**super().state_dict(), name_on_rank(self.optimizer, GUARD): _packed(guard_state(self.guard))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume schedule and guard. Load the optimizers before, as torchtitan does."""
+        super().load_state_dict(state_dict)
+        name = name_on_rank(self.optimizer, GUARD)
+        if name in state_dict:
+            self.guard.load_state_dict(_unpacked(state_dict[name]))
+        else:
+            warn_without_guard(name)
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    packed = io.BytesIO()
+    torch.save(state, packed)
+    return packed.getvalue()
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+    return found
 
 
 def _whole(parts: Sequence[nn.Module]) -> nn.Module | None:

@@ -162,6 +162,10 @@ class Partitioned(SteppedElsewhere):
         """Copy the parameters to where the model's forward pass reads. Collective."""
         raise NotImplementedError
 
+    def gradient_norm(self) -> Tensor | None:
+        """When a step begins: the norm of the gradients of all its parts and ranks. None: each rank has them whole."""
+        raise NotImplementedError
+
 
 def refresh(optimizer: Optimizer) -> None:
     """Call it after weights were written, so that the model uses them. Collective if the optimizer holds partitions."""

@@ -30,9 +30,11 @@ from hdet.parameters import (
     check_model,
     check_optimizer,
     direction,
+    end_step,
     hook_steps,
     is_capturing,
     once_gradients_are_there,
+    parts_of,
     refuse_without_hooks,
     stands_still,
     trained_parameters,
@@ -41,7 +43,7 @@ from hdet.parameters import (
 from hdet.ranks.agreement import Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
-from hdet.ranks.shards import is_distributed, local, refuse_partitions
+from hdet.ranks.shards import Partitioned, is_continued, is_distributed, local, refuse_partitions
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 from hdet.rollback.guard_policy import (
     ASIDE,
@@ -154,7 +156,7 @@ class Guard:
         self._also = _checked_averages(also, model, optimizer)
         refuse_without_hooks(optimizer)
         # partitions: DeepSpeed's tensors in place of the model's parameters
-        refuse_partitions(optimizer, "what is written into them does not reach the model. Use ZeRO stage 0")
+        refuse_partitions(optimizer, "give hdet.integrations.deepspeed.Guard the engine")
         self._optimizer, self._model = optimizer, model
         self._replica_tensors = ReplicaTensors(model)
         self._replica_tensors.remember(optimizer)
@@ -172,6 +174,8 @@ class Guard:
         """Of :meth:`step`, since it was built or loaded, until a step of the optimizer was heard of."""
         self._stepping = -1
         """The step that is being made; -1: none is."""
+        self._withheld = -1
+        """The last step whose gradients were kept from the optimizer."""
         self._changes = StepChanges()
         self._rank_group = RankGroup(None, {name: repr(value) for name, value in asdict(self._policy).items()})
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_is_over)
@@ -211,47 +215,56 @@ class Guard:
         return once_gradients_are_there(args, kwargs, self._screen) if self._before_step() else None
 
     def _step_is_over(self, *_: Any) -> None:
-        self._changes.undo()
-        self._stepping = -1
+        if len(parts_of(self._optimizer)) == 1:  # else others are to be stepped yet: :meth:`step` does it
+            self._changes.undo()
+            self._stepping = -1
 
     def _before_step(self) -> bool:
-        """Whether a step begins. One that calls its base class's calls the hooks once more."""
+        """Whether a step begins. One that calls its base class's calls the hooks once more, one in parts for each."""
         if is_capturing(self._optimizer):
             raise ArgumentError(f"optimizer.step() was captured under a hdet.Guard, but {_CAPTURE}")
         self._snapshots.wait()
         self._calls = -1
         if stands_still(self._optimizer) or self._changes.are_there or self._stepping == self._t:
             return False
+        if self.factor != 1:
+            self._changes.lower_rates(self._optimizer, self.factor)
+        if is_continued(self._optimizer):  # its first part was measured for all of them
+            if self._withheld == self._t:
+                self._changes.hide_gradients(self._optimizer)
+            return False
         self._stepping = self._t
         if not self._state.kept and self._state.unproven is None:
             self._keep(self._t)
             self._state = self._state._replace(unproven=Snapshot(self._t, RECENT))
-        if self.factor != 1:
-            self._changes.lower_rates(self._optimizer, self.factor)
         return True
 
     def _screen(self) -> None:
         """Measure the gradients. If they are strange, or the guard holds still, the optimizer does not use them."""
-        norm = gradient_norm(self._optimizer)
+        norm = self._gradient_norm()
         if norm is None:
             return
-        limit, reads_at_once = self._state.usual.norm_limit, self._delay == 0
+        limit = self._state.usual.norm_limit
+        reads_at_once = self._delay == 0 or isinstance(self._optimizer, Partitioned)  # ZeRO has read it as well
         self._readings.add(self._t, norm=norm, scaler=skipped_by_scaler(self._optimizer))
-        if self._state.hold is not None or (reads_at_once and self._is_strange_now(limit)):
+        if self._state.hold is not None or (reads_at_once and not self._reading(self._t).get("norm", 0.0) <= limit):
             self._changes.hide_gradients(self._optimizer)
+            self._withheld = self._t
             self._readings.add(self._t, left_out=1.0)
         elif not reads_at_once and skips_on_device(self._optimizer):
             self._changes.skip_above(self._optimizer, norm, limit)
             self._readings.add(self._t, limit=limit)
 
-    def _is_strange_now(self, limit: float) -> bool:
-        """Whether the gradient of the step under way is out of proportion. Ranks with shards ask each other."""
-        norm = self._reading(self._t).get("norm", 0.0)
-        strange = not norm <= limit
+    def _gradient_norm(self) -> Tensor | None:
+        """The same on all ranks: gradients that DDP has summed are equal, and ranks with shards add up theirs."""
+        norm = gradient_norm(self._optimizer)
         if self._is_alone or not any(map(is_distributed, trained_parameters(self._optimizer))):
-            return strange  # the gradients that DDP has summed are equal on all ranks, bit by bit
+            return norm
+        self._connect()
+        square = torch.zeros((), device=self._device) if norm is None else norm.float().square()
         with arriving(f"a step under a hdet.Guard, {self._t}"):
-            return any(row[0] for row in self._rank_group.group.gather([float(strange)], self._device))
+            self._rank_group.group.start_sum(square)()
+        return square.sqrt()
 
     @property
     def _is_alone(self) -> bool:
@@ -300,6 +313,7 @@ class Guard:
         t = self._t
         self._readings.add(t, loss=loss)
         self._changes.undo()  # a step that has raised did not
+        end_step(self._optimizer)
         self._snapshots.watch(self._optimizer)
         self._rank_group.check_step(t)
         self._connect()
@@ -499,7 +513,7 @@ class Guard:
         self._readings, self._proof, self._snapshots = readings, proof, snapshots
         self._snapshots.watch(self._optimizer)
         self._changes.undo()
-        self._calls, self._stepping = 0, -1
+        self._calls, self._stepping, self._withheld = 0, -1, -1
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy sets hooks of its own, since that of an optimizer has none."""

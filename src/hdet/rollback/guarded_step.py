@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.parameters import Rate, copy_rate, shared_rates, trained_parameters
-from hdet.ranks.shards import local
+from hdet.ranks.shards import Partitioned, local
 from hdet.ranks.weights import norm_of
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -39,8 +39,11 @@ def gradient_norm(optimizer: Optimizer) -> Tensor | None:
     """The 2-norm of the gradients that this rank holds, as a scalar on their device; None if there are none.
 
     On a device, where each tensor takes time, only matrices are measured: if a gradient is NaN, infinite or far too
-    large, it is so in most layers. A scale that a fused step will divide by is taken out.
+    large, it is so in most layers. A scale that a fused step will divide by is taken out. If ranks hold partitions, it
+    is that of all ranks' gradients.
     """
+    if isinstance(optimizer, Partitioned) and (known := optimizer.gradient_norm()) is not None:
+        return known
     held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     measured = [gradient for gradient in held if gradient.is_cpu or gradient.dim() > 1] or held
     norm = norm_of(map(_held, measured), 2.0)
@@ -65,7 +68,7 @@ def largest(tensors: Iterable[Tensor]) -> Tensor | None:
 
 
 def _held(gradient: Tensor) -> Tensor:
-    return gradient._values() if gradient.is_sparse else local(gradient)
+    return gradient.coalesce().values() if gradient.is_sparse else local(gradient)
 
 
 def memory_of(optimizer: Optimizer) -> list[Tensor]:

@@ -65,8 +65,7 @@ def auto(
         more: ``model``, ``group``, ``journal``, ``rollback``, ``highest`` as in :class:`hdet.OneCycleLR`; without a
             schedule all of its arguments. Momenta are not cycled.
     """
-    found = _optimizers(optimizers)
-    one = found[0] if len(found) == 1 else CombinedOptimizer(found)
+    one = as_one(optimizers)
     if schedule is not None:
         return ScheduledSearch(one, schedule, total_steps, schedule_every, **more)  # type: ignore[arg-type]  # checked
     must_be("1 without schedule=", is_equal(schedule_every, 1), "leave it out", schedule_every=schedule_every)
@@ -74,15 +73,15 @@ def auto(
     return OneCycleLR(one, "auto", total_steps=total_steps, **more)
 
 
-def _optimizers(optimizers: Any) -> list[Optimizer]:
-    """The optimizers of torch, without their wrappers."""
+def as_one(optimizers: Any) -> Optimizer:
+    """An optimizer of torch without its wrapper, or several of them seen as one."""
     inner = unwrapped(optimizers)
     several = items_of(inner)
     found = [inner] if several is None else [unwrapped(one) for one in several]
     fits = found and all(isinstance(one, Optimizer) for one in found)
     rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
     must_be(rule, fits, cure, optimizers=optimizers)
-    return found
+    return found[0] if len(found) == 1 else CombinedOptimizer(found)
 
 
 class CombinedOptimizer(SteppedElsewhere):
