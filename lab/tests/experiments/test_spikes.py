@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
@@ -64,8 +65,8 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert rows["none", "guard"]["ratios"] == [1.0]
     assert rows["overflow", "nothing"]["ratios"] == [math.inf]
     assert rows["overflow", "guard"]["ratios"][0] < 2
-    assert rows["overflow", "guard"]["lost"] == [0], "the gradient was not used"
-    assert (content["steps"], content["undisturbed_runs"], content["false_alarms"]) == (40, 1, [])
+    assert rows["overflow", "guard"]["lost"] == [1], "the gradient was not used"
+    assert (content["steps"], content["undisturbed_runs"], content["kept_rollbacks"]) == (40, 1, [])
     spikes.main(["--table"])
     assert "| digits | overflow | lost |" in capsys.readouterr().out
 
@@ -76,20 +77,43 @@ def test_every_family_trains_alike_with_a_guard_that_has_nothing_to_do(family: s
     assert (name, ratio, left, times) == (family, 1.0, 0, 0)
 
 
-def test_alarms_are_those_that_were_not_taken_back_or_cost_something() -> None:
+def test_alarms_are_rollbacks_that_stayed_and_families_that_pay() -> None:
     runs = [("a", 1.0, 0, 1), ("a", 1.05, 0, 1), ("b", 1.3, 1, 2), ("c", 1.5, 0, 0)]
-    assert spikes.false_alarms(runs) == [
-        ("b", 1.3),
-        ("a (mean of 2)", pytest.approx(1.025, abs=1e-3)),
-        ("b (mean of 1)", pytest.approx(1.3)),
+    assert spikes.kept_rollbacks(runs) == [("b", 1.3)]
+    assert spikes.costly_families(runs) == [
+        ("a (2 runs)", pytest.approx(1.025, abs=1e-3)),
+        ("b (1 runs)", pytest.approx(1.3)),
     ]
+
+
+def test_the_verdict_counts_what_could_be_reached() -> None:
+    """A guard may be as far above 1 as the run that leaves the faulty steps out."""
+
+    def row(fault: str, way: str, ratio: float, rollbacks: int = 0) -> dict[str, Any]:
+        return {"workload": "regression", "fault": fault, "way": way, "ratios": [ratio], "rollbacks": [rollbacks]}
+
+    rows = [
+        row("hot", "guard", 1.09),
+        row("hot", "left out", 1.08),
+        row("labels", "guard", 1.2),
+        row("labels", "left out", 1),
+    ]
+    rows += [row("high", "guard", 3.0, rollbacks=1), row("high", "left out", 4.0)]
+    content = {"rows": rows, "kept_rollbacks": [], "costly_families": [("a", 1.2)], "undisturbed_runs": 2}
+    lines = spikes.verdict({**content, "controls": {"wider": 1.0}}).splitlines()
+    assert lines[0].startswith("MISS: within 1.02 of left out: 1 of 14")
+    assert lines[1] == "MISS: bad data within 1.1; not regression/labels"
+    assert lines[2].startswith("PASS: 30 times")
+    assert lines[3].startswith("PASS: no rollback kept in 2")
+    assert lines[4].endswith("not a/1.200")
+    assert lines[5].startswith("PASS: changes that last")
 
 
 def test_the_page_has_the_figures_of_the_file() -> None:
     page = (Path(spikes.__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
     content = json.loads(spikes.RESULTS.read_text())
     faults = dict.fromkeys(row["fault"] for row in content["rows"] if row["fault"] != "none")
-    assert len(faults) == 6
+    assert len(faults) == 9
     for fault in faults:
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {fault}: "))
         assert line.endswith(f"| {spikes.page_cells(content, fault)} |"), fault
