@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ _OWN_RATE = (
     *("ScaleByDistanceOverGradientsState", "ScaleByRpropState", "ScaleByZoomLinesearchState", "ScheduleFreeState"),
 )
 """States of optimizers that find a rate of their own: two searches in one would fight."""
+_MANY = 100
+"""Of more arrays than this one of each kind is looked at: the update of a thousand takes seconds to trace."""
 _CURE = "give one whose updates are the rate times something, such as optax.adam(1.0)"
 
 
@@ -86,8 +89,8 @@ def check_base(base: Any) -> None:
 def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree) -> None:
     """Raise if the rate of an optimizer with this state cannot be found. Nothing is computed."""
     _check_state(state)
-    kinds = _kinds(base, state, params)
-    if kinds is None and _kinds(base, state, params, value=1.0) is not None:
+    kinds = (len(jax.tree.leaves(params)) > _MANY and _kinds(base, params, _layer)) or _kinds(base, params)
+    if kinds is None and _kinds(base, params, value=1.0) is not None:
         raise ArgumentError(
             f"base must make updates without the loss, but this one asks for value=, to find a rate of its own; {_CURE}"
         )
@@ -116,14 +119,24 @@ def _check_state(state: Tree) -> None:
         )
 
 
-def _kinds(base: optax.GradientTransformation, state: Tree, params: Tree, **more: Any) -> set[Kind] | None:
-    """Of the updates; None: the optimizer cannot make any of these."""
+def _kinds(base: optax.GradientTransformation, params: Tree, some: Any = None, **more: Any) -> set[Kind] | None:
+    """Of the updates of params, or of ``some`` of them; None: the optimizer cannot make any of these."""
 
     def updates(rates: tuple[Array, ...], gradients: Tree, state: Tree, params: Tree) -> Tree:
         return base.update(gradients, with_rates(state, rates), params, **more)[0]
 
     try:
-        trees = jax.eval_shape(lambda: (rates_in(state), params, state, params))
+        params = params if some is None else some(params)
+        state = jax.eval_shape(base.init, params)
+        trees = jax.eval_shape(lambda state: (rates_in(state), params, state, params), state)
         return kinds_of_results(updates, trees, (Kind.RATED, Kind.GRADIENT, Kind.FREE, Kind.FIXED))
     except Exception:
         return None
+
+
+def _layer(params: Tree) -> Tree:
+    """Params without arrays that differ from an earlier one in numbers in the path alone: layers that are alike."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    kinds = [(re.sub(r"\d+", "", jax.tree_util.keystr(path)), x.shape, x.dtype) for path, x in leaves]
+    first = {kind: i for i, kind in reversed([*enumerate(kinds)])}
+    return jax.tree.unflatten(structure, [x if first[kinds[i]] == i else None for i, (_, x) in enumerate(leaves)])
