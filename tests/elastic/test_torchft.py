@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,13 @@ class Processes:
         pause: float = 0.03,
         timeout: float = 120.0,
         ranks: int = 1,
+        beside: Sequence[str] = (),
         **more: Any,
     ) -> None:
+        """``beside``: those who have its first quorum too, however slowly they start."""
         (self.folder / f"{name}.store").unlink(missing_ok=True)
         for rank in range(ranks):
-            given = (name, self.address, self.folder, trap, pause, timeout, rank, ranks, more)
+            given = (name, self.address, self.folder, trap, pause, timeout, rank, ranks, beside, more)
             process = CONTEXT.Process(target=live, args=given, daemon=True)
             process.start()
             self.running[name] = [*(self.running.get(name, []) if rank else []), process]
@@ -134,8 +136,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def test_one_comes_later_than_the_others(processes: Processes) -> None:
-    for name in ("r0", "r1", "r2"):
-        processes.start(name, pause=0.1, total_steps=SOME)
+    first = ("r0", "r1", "r2")
+    for name in first:
+        processes.start(name, pause=0.1, total_steps=SOME, beside=first)
     processes.trained_until("r0", 2)
     processes.start("r3", pause=0.1, total_steps=SOME)
     processes.joined("r0", "r3")
@@ -155,9 +158,9 @@ def test_killed_at_twenty_random_moments(processes: Processes) -> None:
         if kills < KILLS:
             point = draw.choice(list(POINTS))
             trap = (point, draw.randrange(1 if point == "committed" else 0, POINTS[point]))
-        processes.start(name, trap, total_steps=LONG)
+        processes.start(name, trap, total_steps=LONG, beside=["r0"])
 
-    processes.start("r0", total_steps=LONG)
+    processes.start("r0", total_steps=LONG, beside=victims)
     for name in victims:
         start(name)
     deadline = time.monotonic() + PATIENCE
@@ -190,8 +193,9 @@ def test_killed_at_twenty_random_moments(processes: Processes) -> None:
 
 
 def test_two_die_at_once_and_the_last_goes_on_alone(processes: Processes) -> None:
-    for i in range(N):
-        processes.start(f"r{i}", pause=0.1)
+    names = [f"r{i}" for i in range(N)]
+    for name in names:
+        processes.start(name, pause=0.1, beside=names)
     processes.trained_until("r0", 1)
     for name in ("r1", "r2"):
         processes.running[name][0].kill()
@@ -206,8 +210,9 @@ def test_two_die_at_once_and_the_last_goes_on_alone(processes: Processes) -> Non
 
 def test_replicas_of_two_ranks(processes: Processes) -> None:
     """torchft#171: each rank has a manager; the ranks of a replica decide together."""
-    for name in ("r0", "r1"):
-        processes.start(name, ranks=2, pause=0.1, total_steps=SOME)
+    names = ("r0", "r1")
+    for name in names:
+        processes.start(name, ranks=2, pause=0.1, total_steps=SOME, beside=names)
     processes.trained_until("r0", 2)
     for process in processes.running["r1"]:
         process.kill()

@@ -68,8 +68,8 @@ def replica(group: Any, name: str, **more: Any) -> tuple[Net, Any]:
     """A model, and the scheduler of its optimizer."""
     net = seeded(number_of(name))
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-    given = {"sync_every": EVERY, "spread": SPREAD, "sigma": SIGMA, "auto_lr_start": 0, "total_steps": STEPS, **more}
-    return net, hdet.OneCycleLR(optimizer, RATE, group=group, model=net, **given)
+    given = {"sync_every": EVERY, "spread": SPREAD, "auto_lr": hdet.Corrected(sigma=SIGMA), "auto_lr_start": 0, **more}
+    return net, hdet.OneCycleLR(optimizer, RATE, group=group, model=net, **{"total_steps": STEPS, **given})
 
 
 def trained(

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from tests.elastic.training import trained
 __all__ = ["Trapped", "lighthouse_command", "live", "managed"]
 
 SUM_TIMEOUT = timedelta(seconds=20)
+_HEARTBEATS = 0.3
+"""Seconds after which the lighthouse knows a manager: it sends ten heartbeats a second."""
 
 
 class Trapped:
@@ -86,9 +88,13 @@ def live(
     timeout: float,
     rank: int,
     ranks: int,
+    beside: Sequence[str],
     more: dict[str, Any],
 ) -> None:
-    """Train to the end, and leave what came out in the folder. Until ``folder/hurry`` is there, steps are slow."""
+    """Train to the end, and leave what came out in the folder. Until ``folder/hurry`` is there, steps are slow.
+
+    Those ``beside`` it are waited for before the first quorum.
+    """
     log = (folder / f"{name}.{rank}.log").open("a", buffering=1)
     sys.stdout = sys.stderr = log
     os.dup2(log.fileno(), 2)
@@ -107,6 +113,11 @@ def live(
         if ranks > 1:
             dist.init_process_group("gloo", store=dist.PrefixStore("inside", store), rank=rank, world_size=ranks)
         manager = Trapped(managed(name, lighthouse, ("localhost", store.port), rank, ranks), passing)
+        if rank == 0:
+            (folder / f"{name}.here").touch()
+        while not all((folder / f"{other}.here").exists() for other in beside):
+            time.sleep(0.02)
+        time.sleep(_HEARTBEATS)
         result = trained(manager, name, folder / f"{name}.jsonl", timeout=timeout, passing=passing, rank=rank, **more)
         torch.save(result, folder / f"{name}.{rank}.pt")
         time.sleep(1.0)  # others may still be in their last meeting

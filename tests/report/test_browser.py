@@ -321,10 +321,11 @@ def test_several_runs_over_each_other(browser: webdriver.Chrome, artifacts: Path
     for size in (PHONE, WIDE):
         look(browser, page, size)
         assert fits(browser, size)
-        names = "return document.querySelector('.plot').data.map(t => t.name)"
-        assert browser.execute_script(names) == ["low", "high", "plain"]
-        dashes = "return document.querySelector('.plot').data.map(t => t.line.dash)"
-        assert len(set(browser.execute_script(dashes)[:2])) == 2  # these two coincide
+        drawn = "return document.querySelector('.plot').data.map(t => [t.name, t.legendrank, t.line.dash])"
+        names, ranks, dashes = zip(*browser.execute_script(drawn), strict=True)
+        assert names == ("plain", "low", "high")  # a search is in front of the others
+        assert [name for _, name in sorted(zip(ranks, names, strict=True))] == ["low", "high", "plain"]
+        assert len(set(dashes[1:])) == 2  # these two coincide
         keep(browser, artifacts / f"report-several-{size[0]}.png")
     no_complaints(browser)
 

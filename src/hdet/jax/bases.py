@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ _OWN_RATE = (
     *("ScaleByDistanceOverGradientsState", "ScaleByRpropState", "ScaleByZoomLinesearchState", "ScheduleFreeState"),
 )
 """States of optimizers that find a rate of their own: two searches in one would fight."""
+_MANY = 100
+"""Of more arrays than this one of each kind is looked at: the update of a thousand takes seconds to trace."""
 _CURE = "give one whose updates are the rate times something, such as optax.adam(1.0)"
 
 
@@ -30,7 +33,7 @@ def _is_injected(node: Any) -> bool:
     return isinstance(node, _INJECTED) and _RATE in node.hyperparams
 
 
-def _parts(state: Tree, wanted: Callable[[Any], bool]) -> list[Any]:
+def parts_of(state: Tree, wanted: Callable[[Any], bool]) -> list[Any]:
     """Parts of a state, from the outside in."""
     leaves = jax.tree.leaves(state, is_leaf=wanted)
     return [leaf for leaf in leaves if wanted(leaf)]
@@ -38,7 +41,7 @@ def _parts(state: Tree, wanted: Callable[[Any], bool]) -> list[Any]:
 
 def rates_in(state: Tree) -> tuple[Array, ...]:
     """The rates that ``optax.inject_hyperparams`` keeps in a state; none: updates are multiplied instead."""
-    found = _parts(state, _is_injected)
+    found = parts_of(state, _is_injected)
     return tuple(jnp.asarray(one.hyperparams[_RATE], jnp.result_type(float)) for one in found)
 
 
@@ -86,8 +89,8 @@ def check_base(base: Any) -> None:
 def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree) -> None:
     """Raise if the rate of an optimizer with this state cannot be found. Nothing is computed."""
     _check_state(state)
-    kinds = _kinds(base, state, params)
-    if kinds is None and _kinds(base, state, params, value=1.0) is not None:
+    kinds = _kinds(base, _few(params)) or _kinds(base, params)
+    if kinds is None and _kinds(base, params, value=1.0) is not None:
         raise ArgumentError(
             f"base must make updates without the loss, but this one asks for value=, to find a rate of its own; {_CURE}"
         )
@@ -101,14 +104,14 @@ def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree)
 
 
 def _check_state(state: Tree) -> None:
-    own = _parts(state, lambda node: type(node).__name__ in _OWN_RATE)
+    own = parts_of(state, lambda node: type(node).__name__ in _OWN_RATE)
     if own:
         raise ArgumentError(
             f"base must not find a rate of its own, but got one with a {type(own[0]).__name__}; {_CURE}, or use it "
             "without hdet.jax.auto"
         )
-    if _parts(state, lambda node: isinstance(node, optax.ScaleByScheduleState)) or any(
-        _RATE in getattr(one, "hyperparams_states", {}) for one in _parts(state, _is_injected)
+    if parts_of(state, lambda node: isinstance(node, optax.ScaleByScheduleState)) or any(
+        _RATE in getattr(one, "hyperparams_states", {}) for one in parts_of(state, _is_injected)
     ):
         raise ArgumentError(
             "the learning rate of base must be a number, but got a schedule, which would be multiplied by that of the "
@@ -116,14 +119,25 @@ def _check_state(state: Tree) -> None:
         )
 
 
-def _kinds(base: optax.GradientTransformation, state: Tree, params: Tree, **more: Any) -> set[Kind] | None:
+def _kinds(base: optax.GradientTransformation, params: Tree, **more: Any) -> set[Kind] | None:
     """Of the updates; None: the optimizer cannot make any of these."""
 
     def updates(rates: tuple[Array, ...], gradients: Tree, state: Tree, params: Tree) -> Tree:
         return base.update(gradients, with_rates(state, rates), params, **more)[0]
 
     try:
-        trees = jax.eval_shape(lambda: (rates_in(state), params, state, params))
+        state = jax.eval_shape(base.init, params)
+        trees = jax.eval_shape(lambda state: (rates_in(state), params, state, params), state)
         return kinds_of_results(updates, trees, (Kind.RATED, Kind.GRADIENT, Kind.FREE, Kind.FIXED))
     except Exception:
         return None
+
+
+def _few(params: Tree) -> Tree:
+    """Of many arrays, those that differ from earlier ones in more than numbers in the path: layers are alike."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    if len(leaves) <= _MANY:
+        return params
+    kinds = [(re.sub(r"\d+", "", jax.tree_util.keystr(path)), x.shape, x.dtype) for path, x in leaves]
+    first = {kind: i for i, kind in reversed([*enumerate(kinds)])}
+    return jax.tree.unflatten(structure, [x if first[kinds[i]] == i else None for i, (_, x) in enumerate(leaves)])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
 from hdet.events import Reason
+from hdet.jax.bases import parts_of
 from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
 from hdet.jax.round import Round
@@ -24,8 +25,7 @@ _QUIET = 3
 
 def state_in(state: Any) -> AutoState:
     """The state of :func:`hdet.jax.auto` in that of a whole optimizer, such as an ``optax.chain``."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AutoState))
-    found = [leaf for leaf in leaves if isinstance(leaf, AutoState)]
+    found: list[AutoState] = parts_of(state, lambda node: isinstance(node, AutoState))
     if len(found) != 1:
         raise ArgumentError(
             f"state must have the state of one hdet.jax.auto in it, but got {len(found)}; give what init() or update() "

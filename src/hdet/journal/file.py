@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from hdet.checks import is_int, must_be
+from hdet.checks import must_be
 from hdet.errors import JournalError
 from hdet.files import locked, path_of
 
@@ -26,6 +26,8 @@ SCHEMA = 1
 """Version of the schema, in every header."""
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _DECODER = json.JSONDecoder()
+_NEEDED = {"round": "round", "resume": "step"}
+"""What a record of a kind must have."""
 _LARGEST = 2**53
 """Of rounds and steps: more is damage."""
 _log = logging.getLogger("hdet")
@@ -157,10 +159,10 @@ def decoded(line: bytes) -> dict[str, Any]:
         record = mapped(record, lambda value: _NON_FINITE.get(value, value) if isinstance(value, str) else value)
     if not isinstance(record, dict) or not isinstance(kind := record.get("kind"), str):
         raise ValueError("it must be an object with a kind")
-    needed = {"round": "round", "resume": "step"}.get(kind)
+    needed = _NEEDED.get(kind)
     for name in ("round", "step"):
-        value: Any = record.get(name, None if name == needed else 0)
-        if not (is_int(value) and abs(value) <= _LARGEST):
+        value = record.get(name, None if name == needed else 0)
+        if type(value) is not int or abs(value) > _LARGEST:
             raise ValueError("its round and step must be integers")
     return record
 

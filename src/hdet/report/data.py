@@ -38,6 +38,8 @@ _CAUTION = 2.0
 """Number of standard errors by which a slope must differ from 0."""
 _FULL = 0.9
 """The part of a round's length from which on it is a full one: the last but one ends a step before the run does."""
+_HAPPENS = ("event", "why", "excluded", "absent", "joined", "not_finite")
+"""What a record has something under if anything happened in its round; most have nothing."""
 _EVENTS = 500
 """Events that are listed from the beginning of a run, and as many from its end."""
 
@@ -346,13 +348,14 @@ class _Tally:
         resumed = bisect_left(self._resumes, step)
         length = step - max(begun, self._resumes[resumed - 1] if resumed else 0)
         is_full = length >= _FULL * (self._length or self._longest)
-        if is_full and record.get("rolled_back_to") is None and _mean_loss(record) is not None:
+        losses = (row.get("loss") for row in record.get("replicas") or ())
+        if is_full and record.get("rolled_back_to") is None and any(finite(loss) is not None for loss in losses):
             self.last_full = record
         self._longest = max(self._longest, length)
         self.steps.append(step)
 
     def _note_events(self, record: Mapping[str, Any], step: int) -> None:
-        happened = tuple(_events(record, step))
+        happened = tuple(_events(record, step)) if any(map(record.get, _HAPPENS)) else ()
         told = tuple(event.text for event in happened)
         if told != self._told:
             self._happened += len(happened)
@@ -370,10 +373,6 @@ class _Tally:
         omitted = self._happened - len(listed)
         between = (Event(self._last_events[0].step, f"{omitted} earlier events are not listed"),) if omitted else ()
         return (*self._first_events, *between, *self._last_events)
-
-
-def _mean_loss(record: Mapping[str, Any]) -> float | None:
-    return mean(finite(row.get("loss")) for row in record.get("replicas") or ())
 
 
 def _text(record: Mapping[str, Any], name: str) -> str | None:

@@ -82,7 +82,7 @@ def _painted(trace: Trace) -> go.Scatter:
     colour, texts = _COLOURS[trace.colour % len(_COLOURS)], [label(text) for text in trace.labels]
     drawn = go.Scatter(x=trace.line.x, y=trace.line.y, name=label(trace.name), showlegend=trace.in_legend)
     drawn.update(line_color=colour, marker_color=colour, fillcolor=colour, **_STYLES[trace.style])
-    if trace.style == "curve":  # of two that lie on top of each other both are visible, since their dashes differ
+    if trace.style in ("curve", "bold", "fine"):  # of two that lie on top of each other both are visible
         i = trace.colour
         drawn.line.dash = _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)]
     if trace.style == "verdicts":

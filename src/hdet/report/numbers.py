@@ -9,6 +9,7 @@ from typing import Any
 from hdet.journal.file import mapped
 
 NOTHING = "–"
+_LARGEST = sys.float_info.max
 
 
 def finite(value: object) -> float | None:
@@ -19,7 +20,7 @@ def finite(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if abs(value) <= sys.float_info.max else None
+    return float(value) if -_LARGEST <= value <= _LARGEST else None
 
 
 def number(value: float | None, digits: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MOST = 4000
@@ -43,7 +43,7 @@ class Thinner:
         if self._rounds <= MOST:
             self._kept.append(record)
             return
-        numbers = list(_numbers(record))
+        numbers = _numbers(record)
         if not self._length:
             self._length = math.ceil(self._rounds * (2 * len(numbers) + 3) / MOST)
         self._stretch.add(record, numbers)
@@ -94,15 +94,15 @@ class _Stretch:
         return [places[at] for at in sorted(places)]
 
 
-def _numbers(record: Record) -> Iterator[float | None]:
+def _numbers(record: Record) -> list[float | None]:
     """What is drawn of a round: the mean loss first, None if there is none, and then what else there is."""
     replicas = record.get("replicas") or ()
     losses = [loss for row in replicas if (loss := row.get("loss")) is not None and -_LARGEST <= loss <= _LARGEST]
-    yield sum(losses) / len(losses) if losses else None
+    found = [sum(losses) / len(losses) if losses else None]
     if len(replicas) > 1:
-        yield min(losses, default=None)
-        yield max(losses, default=None)
-        yield max(row.get("divergence") or 0.0 for row in replicas)
-    yield record.get("estimated_rate")
+        found += min(losses, default=None), max(losses, default=None)
+        found.append(max([row.get("divergence") or 0.0 for row in replicas]))
+    found.append(record.get("estimated_rate"))
     for name in ("base", "learned", "delta"):
-        yield from record.get(name) or ()
+        found += record.get(name) or ()
+    return found
