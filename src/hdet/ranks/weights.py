@@ -43,8 +43,13 @@ def to_host(tensors: Sequence[Tensor]) -> list[float]:
 def _by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
     """The tensors of each device and dtype, which one launch can take together."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    device = dtype = None
+    own: list[Tensor] = []
     for tensor in tensors:
-        found.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        if tensor.dtype is not dtype or tensor.device != device:  # to hash them for each tensor would take longer
+            device, dtype = tensor.device, tensor.dtype
+            own = found.setdefault((device, dtype), [])
+        own.append(tensor)
     return found
 
 
@@ -259,7 +264,7 @@ def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
     tensor(3.)
     """
     found: list[Tensor] = []
-    for (_, dtype), own in _by_kind(tensor for tensor in tensors if tensor.numel()).items():
+    for (_, dtype), own in _by_kind([tensor for tensor in tensors if tensor.numel()]).items():
         wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
         found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
     if len(found) < 2:

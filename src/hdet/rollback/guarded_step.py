@@ -46,7 +46,7 @@ def gradient_norm(optimizer: Optimizer) -> Tensor | None:
         return known
     held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     measured = [gradient for gradient in held if gradient.is_cpu or gradient.dim() > 1] or held
-    norm = norm_of(map(_held, measured), 2.0)
+    norm = norm_of([one if type(one) is Tensor and not one.is_sparse else _held(one) for one in measured], 2.0)
     scale = getattr(optimizer, "grad_scale", None)
     return norm if norm is None or scale is None else norm / scale.to(norm.device)
 
