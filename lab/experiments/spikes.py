@@ -299,7 +299,7 @@ def verdict(content: dict[str, Any]) -> str:
     rows = {(row["workload"], row["fault"], row["way"]): row for row in content["rows"]}
     ours = {pair[:2]: mean(row["ratios"]) for pair, row in rows.items() if pair[2] == "guard"}
     best = {pair[:2]: mean(row["ratios"]) for pair, row in rows.items() if pair[2] == "left out"}
-    above = [pair for pair in COUNTED if pair in ours and ours[pair] > TARGET * max(1.0, best[pair])]
+    above = [pair for pair in COUNTED if pair in ours and ours[pair] > TARGET * max(1.0, best.get(pair, 1.0))]
     reached = sum(pair in ours for pair in COUNTED) - len(above)
     lines = [_line(f"within {TARGET} of left out: {reached} of {len(COUNTED)}", reached >= 11, above)]
     missed = [pair for pair in ours if pair[1] in DATA and ours[pair] > STRETCH]

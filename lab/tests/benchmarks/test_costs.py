@@ -32,7 +32,9 @@ def test_a_guards_cost_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "guard.json"
     few = ("--models", "gpt-0.8M", "--every", "8", "--steps", "8", "--turns", "2")
     output_of(sys.executable, ROOT / "lab" / "benchmarks" / "guard_cost.py", "--device", "cpu", *few, "--write", path)
-    (row,) = json.loads(path.read_text())["rows"]
-    assert (row["model"], row["check_every"], row["memory"]) == ("gpt-0.8M", 8, None)
-    assert len(row["ratios"]) == 2
-    assert all(ratio > 0 for ratio in row["ratios"])
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["fused"] for row in rows] == [False, True]
+    for row in rows:
+        assert (row["model"], row["check_every"], row["memory"]) == ("gpt-0.8M", 8, None)
+        assert len(row["ratios"]) == 2
+        assert all(ratio > 0 for ratio in row["ratios"])

@@ -31,8 +31,8 @@ def test_an_undisturbed_run_is_a_plain_loop() -> None:
 
 def test_lost_steps_are_read_from_the_warning() -> None:
     ran = spikes.trained("regression", "flip", "guard", 1, 60)
-    assert ran.times == ran.left == 1
-    assert ran.lost > 0
+    assert ran.left == 1
+    assert ran.lost > ran.times
 
 
 def test_a_step_is_skipped_whose_gradient_is_far_longer_than_usual() -> None:

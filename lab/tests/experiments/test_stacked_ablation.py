@@ -186,6 +186,6 @@ def test_counts_and_border_by_hand() -> None:
     assert "| arms | 20 | 0.1 | 1 of 3 | 0.06 to 0.79 | 1.5000 ± 0.7071 | 0.7500 |" in lines
     assert "| arms | 1 of 3 | 0.06 to 0.79 |" in lines
     scanned = {"rate": 0.01, "summary": summary([False] * 3, [1.0, 1.0, 1.0])}
-    lines = table({**content, "scan": {"rows": [scanned]}}).splitlines()
+    lines = table({**content, "scan": {"steps": 10, "rows": [scanned]}}).splitlines()
     assert lines[-1] == "| 0.01 | 0 of 3 | 0.00 to 0.56 | 1.0000 ± 0.0000 |"  # a good rate, beside those at the border
     assert crashes.CRASH.startswith("crashed: ")
