@@ -313,7 +313,7 @@ class GuardPolicy:
         state: GuardState,
         t: int,
         steps: Sequence[Step],
-        is_sound: bool | None = True,
+        is_sound: bool = True,
         *,
         spacing: int = SPACING,
         known: int | None = None,
@@ -324,14 +324,13 @@ class GuardPolicy:
             state: what is remembered.
             t: steps made.
             steps: those of the first ``known`` steps that were not seen yet.
-            is_sound: whether the snapshot that is not proven yet, if there is one, is finite and in proportion. None:
-                that is not known yet.
+            is_sound: whether the snapshot that is not proven yet, if there is one, is finite and in proportion.
             spacing: steps between snapshots.
             known: how many steps were read; None: all.
         """
         known = t if known is None else known
         proven = None
-        if state.unproven is not None and is_sound is not None:
+        if state.unproven is not None:
             if not is_sound:
                 return self._diverged(state, t, t, Cause.WEIGHTS)
             state, proven = self._proven(state, state.unproven, spacing)
@@ -348,9 +347,9 @@ class GuardPolicy:
             return self._diverged(state, t, begun - 1, Cause.STEP, steps)
         if state.strange:
             return GuardDecision(state)
-        return self._judged(state, t, steps, spacing, known)
+        return self._judged(state, t, spacing, known)
 
-    def _judged(self, state: GuardState, t: int, steps: Sequence[Step], spacing: int, known: int) -> GuardDecision:
+    def _judged(self, state: GuardState, t: int, spacing: int, known: int) -> GuardDecision:
         """The levels of the losses, look by look and round by round; then another snapshot, if it is due."""
         blocks = [Block(loss, 1) for loss in state.unjudged]
         if 0 < len(blocks) < LOOK:
@@ -366,7 +365,7 @@ class GuardPolicy:
         if verdict is Verdict.DIVERGED:
             level = (state.looks if limits is LOOKS else state.rounds).suspect_level
             usual = min(judged.before, default=math.nan)
-            return self._diverged(state, t, latest, Cause.LOSSES, steps, (usual, level, limits.as_bad))
+            return self._diverged(state, t, latest, Cause.LOSSES, levels=(usual, level, limits.as_bad))
         is_well = not blocks or _is_well(looks, blocks[-1], LOOKS)
         if state.unproven is not None or not is_due(state.kept, t, spacing) or not is_well:
             return GuardDecision(state)  # if they are not well, the next look will show what became of these weights
