@@ -86,7 +86,7 @@ def _stretched_line(g: torch.Generator, size: int) -> Batch:
 
 
 @cache
-def _digits() -> tuple[Batch, Batch]:
+def digits() -> tuple[Batch, Batch]:
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x = (torch.tensor(images, dtype=torch.float32)[order] / 16 - 0.3) / 0.38
@@ -96,7 +96,7 @@ def _digits() -> tuple[Batch, Batch]:
 
 def _some_digits(g: torch.Generator, size: int) -> Batch:
     """Half a pixel of noise, so that none is seen twice."""
-    x, y = _digits()[0]
+    x, y = digits()[0]
     chosen = torch.randint(len(y), (size,), generator=g)
     return x[chosen] + 0.5 * torch.randn(size, 64, generator=g), y[chosen]
 
@@ -124,7 +124,7 @@ def _source() -> Tensor:
     return torch.tensor(list(text.replace(b"    ", b"\t")), dtype=torch.long).clamp(max=127)
 
 
-def _some_source(g: torch.Generator, size: int) -> Batch:
+def some_source(g: torch.Generator, size: int) -> Batch:
     starts = torch.randint(len(_source()) - 18, (max(size // 4, 1), 1), generator=g)
     rows = _source()[starts + torch.arange(17)]
     return rows[:, :-1], rows[:, 1:]
@@ -150,7 +150,7 @@ class _Factors(nn.Module):
         return (self.users(who[:, 0]) * self.items(who[:, 1])).sum(1)
 
 
-class _Recurrent(nn.Module):
+class Recurrent(nn.Module):
     """A GRU, written out: torch's does not run under vmap. Its weights are drawn as torch draws them."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class _Recurrent(nn.Module):
         return self.head(self.gru(self.table(x)))
 
 
-class _Attending(nn.Module):
+class Attending(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.place = nn.Embedding(128, 32), nn.Parameter(0.02 * torch.randn(16, 32))
@@ -210,7 +210,7 @@ def _problem(
 
 
 def _unseen_digits() -> Batch:
-    return _digits()[1]
+    return digits()[1]
 
 
 PROBLEMS: dict[str, Problem] = {
@@ -229,8 +229,8 @@ PROBLEMS: dict[str, Problem] = {
     "convolution": _problem(_convolutions, _entropy, _some_digits, _unseen_digits),
     "autoencoder": _problem(lambda: layers(64, 32, 8, 32, 64, between=nn.Tanh), _mse, _digits_themselves),
     "factors": _problem(_Factors, _mse, _some_ratings),
-    "recurrent": _problem(_Recurrent, _entropy, _some_source),
-    "attention": _problem(_Attending, _entropy, _some_source),
+    "recurrent": _problem(Recurrent, _entropy, some_source),
+    "attention": _problem(Attending, _entropy, some_source),
 }
 
 
