@@ -20,7 +20,7 @@ from lab.tasks.streams import check_count, check_place, epoch_places, generator_
 from lab.tasks.task import Batch, device_of, evaluating, moved
 from lab.tasks.transformer import Block, four_groups, unseeded
 
-__all__ = ["GPT", "TextTask"]
+__all__ = ["GPT", "TextTask", "library"]
 
 MAX_BYTES = 8_000_000
 VALIDATION_BATCHES, VALIDATION_SIZE = 8, 64
@@ -76,7 +76,7 @@ class TextTask:
             raise ArgumentError(f"width must be a multiple of heads, but got width={width} and heads={heads}")
         self.width, self.depth, self.heads, self.context = width, depth, heads, context
         self.batch_size = batch_size
-        train, held_out = _library()
+        train, held_out = library()
         self._train = torch.frombuffer(bytearray(train), dtype=torch.uint8)
         self._held_out = torch.frombuffer(bytearray(held_out), dtype=torch.uint8)
 
@@ -120,7 +120,7 @@ class TextTask:
         return windows[:, :-1], windows[:, 1:]
 
 
-def _library() -> tuple[bytes, bytes]:
+def library() -> tuple[bytes, bytes]:
     """Training and held-out source. A hash of its name decides a file's place, so neither depends on the folder."""
     root = Path(sysconfig.get_paths()["stdlib"])
     foreign = {"site-packages", "dist-packages", "test", "tests", "idle_test"}

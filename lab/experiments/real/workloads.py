@@ -1,4 +1,4 @@
-"""The workloads of decisions 015, 019 and 025: model, data, optimizer and length, and what each may be used for."""
+"""The workloads of decisions 015, 019, 025 and 034: model, data, optimizer, length, and what each may be used for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from real.models.convolutions import CNN, ResNet
 from real.models.perceptrons import Perceptron
 from real.models.transformers import ViT
 from real.optimizers import CUSTOMARY
-from real.problems import images, made, science, tables, texts
+from real.problems import images, made, science, small, tables, texts
 
 SPLITS = ("dev", "kin", "seen", "test")
 """dev, kin: rules may be tuned on them. seen: what was *test* before, and has been looked at. test: for judging only,
@@ -97,16 +97,26 @@ SEEN = (
     Workload("diamonds-residual", "seen", "nadam", 600, tables.diamonds),
     Workload("cities-convolutions", "seen", "adamw", 250, texts.cities),
     Workload("weather-flow", "seen", "adam", 700, tables.weather),
+    # The third.
+    Workload("molecules-messages", "seen", "adam", 1200, science.molecules),
+    Workload("concepts-complex", "seen", "adagrad", 800, science.concepts),
+    Workload("patients-hazard", "seen", "rmsprop", 150, science.patients),
+    Workload("brain-unet", "seen", "nesterov", 600, science.brain),
+    Workload("appliances-mixer", "seen", "muon", 1000, science.appliances),
+    Workload("genes-recurrence", "seen", "lion", 3000, science.genes),
+    Workload("code-lora", "seen", "adamw", 400, texts.tagged_code),
+    Workload("locales-llama", "seen", "adamw", 250, texts.locales),
 )
-TEST = (
-    Workload("molecules-messages", "test", "adam", 1200, science.molecules),
-    Workload("concepts-complex", "test", "adagrad", 800, science.concepts),
-    Workload("patients-hazard", "test", "rmsprop", 150, science.patients),
-    Workload("brain-unet", "test", "nesterov", 600, science.brain),
-    Workload("appliances-mixer", "test", "muon", 1000, science.appliances),
-    Workload("genes-recurrence", "test", "lion", 3000, science.genes),
-    Workload("code-lora", "test", "adamw", 400, texts.tagged_code),
-    Workload("locales-llama", "test", "adamw", 250, texts.locales),
+TEST_SMALL = (
+    Workload("diabetes-ordinal", "test", "adamw", 200, small.diabetes),
+    Workload("counts-poisson", "test", "momentum", 300, small.counts),
+    Workload("moons-diffusion", "test", "adam", 600, small.moons),
+    Workload("sets-largest", "test", "adam", 400, small.sets),
+    Workload("pendulum-ode", "test", "adam", 300, small.pendulum),
+    Workload("adding-rnn", "test", "rmsprop", 500, small.adding),
+    Workload("names-skipgram", "test", "adagrad", 500, small.names),
+    Workload("digits-barlow", "test", "nesterov", 400, small.digits),
 )
+TEST = TEST_SMALL
 WORKLOADS = {workload.name: workload for workload in (*DEV, *KIN, *SEEN, *TEST)}
 """By name."""

@@ -11,12 +11,12 @@ import torch
 from real.data import CHARACTERS
 from real.models.convolutions import CausalText
 from real.models.llama import Llama
-from real.models.perceptrons import Experts, Flow, MessageNet
-from real.models.recurrent import Oscillators, StateSpace
-from real.models.tables import ComplEx
+from real.models.perceptrons import DeepSets, Experts, Flow, MessageNet, NeuralODE, runge_kutta
+from real.models.recurrent import Oscillators, PlainRNN, StateSpace
+from real.models.tables import ComplEx, Ordinal
 from real.models.weights import drawn
 from real.pools import Made, Noised, Rows, frozen
-from real.problems import science
+from real.problems import science, small
 from real.task import RealTask
 from real.workloads import WORKLOADS
 from torch import nn
@@ -139,19 +139,84 @@ def test_adapters_of_an_encoder_come_with_a_new_head() -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_ordered_classes_have_the_probabilities_between_their_cuts() -> None:
+    model = drawn(Ordinal(3, 5), seeded()).double()
+    assert model.first.tolist() == [-1.5]
+    x = torch.randn(4, 3, generator=seeded(), dtype=torch.float64)
+    with torch.no_grad():
+        model.log_gaps.copy_(torch.tensor([-1.0, 0.5, 0.1]))
+        cuts = torch.cat([model.first, model.first + model.log_gaps.exp().cumsum(0)])
+        at_most = torch.sigmoid(cuts - model.score(x))
+        expected = torch.diff(at_most, prepend=torch.zeros(4, 1), append=torch.ones(4, 1))
+        torch.testing.assert_close(model(x).exp(), expected)
+        model.first.fill_(1e4)  # all scores lie far below all cuts
+        assert model(x).isfinite().all()
+
+
+def test_a_set_has_no_order_and_no_more_numbers_than_it_has() -> None:
+    model = drawn(DeepSets(), seeded())
+    numbers, present = torch.randn(2, 6, generator=seeded()), torch.tensor([True] * 4 + [False] * 2)
+    given, order = model(numbers, present), torch.tensor([2, 0, 3, 1, 5, 4])
+    torch.testing.assert_close(model(numbers[:, order], present), given)
+    torch.testing.assert_close(model(numbers.masked_fill(~present, 9.0), present), given)
+    assert not torch.allclose(model(numbers, torch.ones_like(present)), given)
+
+
+def test_runge_kutta_is_of_fourth_order() -> None:
+    """A point on a circle: halving the step divides the error of one step by 2^5."""
+    start = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    errors = []
+    for length in (0.2, 0.1):
+        there = torch.tensor([math.cos(length), math.sin(length)], dtype=torch.float64)
+        errors.append(float((runge_kutta(lambda state: turn @ state, start, length) - there).norm()))
+    assert errors[0] / errors[1] == pytest.approx(32, rel=0.01)
+
+
+def test_a_path_goes_on_from_its_last_point() -> None:
+    one, four = (drawn(NeuralODE(2, steps, 0.25), seeded()) for steps in (1, 4))
+    state = torch.randn(3, 2, generator=seeded())
+    path = four(state)
+    assert path.shape == (3, 4, 2)
+    for seen in path.unbind(1):
+        state = one(state)[:, 0]
+        torch.testing.assert_close(seen, state)
+
+
+def test_a_plain_recurrence_is_that_of_torch() -> None:
+    model, twin = drawn(PlainRNN(2, 8), seeded()), nn.RNN(2, 8, batch_first=True)
+    x = torch.randn(3, 5, 2, generator=seeded())
+    with torch.no_grad():
+        for parameter, own in (
+            (twin.weight_ih_l0, model.inputs.weight),
+            (twin.weight_hh_l0, model.memory.weight),
+            (twin.bias_ih_l0, model.inputs.bias),
+            (twin.bias_hh_l0, torch.zeros(8)),
+        ):
+            parameter.copy_(own)
+    torch.testing.assert_close(model(x), model.head(twin(x)[0][:, -1])[:, 0])
+
+
 # Problems ------------------------------------------------------------------------------------------------------------
 
 
-def test_only_tunes_are_clipped() -> None:
-    assert task("tunes-convolutions").clip == 1.0
+def test_only_tunes_and_sums_are_clipped() -> None:
+    assert task("tunes-convolutions").clip == task("adding-rnn").clip == 1.0
     assert task("shakespeare-gpt").clip is None
 
 
-def test_risks_are_compared_where_it_is_known_who_died_first() -> None:
-    class Given(nn.Module):
-        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-            return numbers
+class Given(nn.Module):
+    """Answers with its input, or with a constant."""
 
+    def __init__(self, answer: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return x if self.answer is None else self.answer
+
+
+def test_risks_are_compared_where_it_is_known_who_died_first() -> None:
     risks, years = torch.tensor([[3.0], [1.0], [0.0]]), torch.tensor([1.0, 2.0, 3.0])
     deaths = torch.tensor([1, 0, 1], dtype=torch.uint8)
     loss = task("patients-hazard").loss(Given(), (risks, years, deaths))
@@ -182,6 +247,58 @@ def test_only_hidden_atoms_count() -> None:
         shown = atoms.long().masked_fill(hidden & (atoms > 0), science.HIDDEN)
         sure = model(shown, bonds).log_softmax(-1).gather(-1, atoms.long()[..., None])[..., 0]
         torch.testing.assert_close(one.loss(model, (atoms, bonds, hidden)), -sure[hidden & (atoms > 0)].mean())
+
+
+def test_a_deviance_is_zero_where_counts_are_guessed_and_has_the_likelihoods_gradient() -> None:
+    one, time, count = task("counts-poisson"), torch.tensor([0.5, 2.0, 1.0]), torch.tensor([1.0, 4.0, 0.0])
+    exact = (count / time).log().clamp(min=-50)[:, None]
+    assert float(one.loss(Given(), (exact, time, count))) == pytest.approx(0, abs=1e-6)
+    log_often = torch.randn(3, 1, generator=seeded(), requires_grad=True)
+    (ours,) = torch.autograd.grad(one.loss(Given(), (log_often, time, count)), log_often)
+    theirs = nn.functional.poisson_nll_loss(log_often[:, 0] + time.log(), count)
+    torch.testing.assert_close(ours, *torch.autograd.grad(theirs, log_often))
+
+
+def test_the_two_largest_are_those_of_the_set() -> None:
+    numbers = torch.tensor([[1.0, -2.0, -3.0, 8.0, 9.0] + [9.0] * 5])
+    loss = task("sets-largest").loss(Given(torch.tensor([0.5])), (numbers, torch.tensor([3])))
+    assert float(loss) == pytest.approx((0.5 - (1 - 2)) ** 2)
+
+
+def test_a_sequence_has_a_mark_in_each_half_and_their_sum() -> None:
+    marked, sums = task("adding-rnn").batch(0, 0)
+    numbers, marks = marked.unbind(-1)
+    assert (marks.unflatten(1, (2, -1)).sum(-1) == 1).all()
+    torch.testing.assert_close((numbers * marks).sum(1), sums)
+
+
+def test_twins_cost_nothing_if_views_agree_and_features_do_not_repeat() -> None:
+    one = task("digits-barlow")
+    images, *noise = one.batch(0, 0)
+    drawn_features = torch.randn(128, small.FEATURES, generator=seeded())
+    apart = torch.linalg.qr(torch.cat([torch.ones(128, 1), drawn_features], 1))[0][:, 1:]  # of mean 0
+    assert float(one.loss(Given(3 * apart), (images, *noise))) == pytest.approx(0, abs=1e-4)
+    same = apart[:, :1].expand(-1, small.FEATURES)
+    assert float(one.loss(Given(3 * same), (images, *noise))) == pytest.approx(31 * small.BESIDE, rel=1e-2)
+
+
+def test_parts_share_no_name_and_no_patient() -> None:
+    train, test = ({*bytes(text.tolist()).split(b"\0")} for text in small._names())
+    assert len(train) > 4 * len(test) > 1000
+    assert not train & test
+    patients = [{tuple(row) for row in rows.tables[0].tolist()} for rows in small._patients()]
+    assert [len(part) for part in patients] == [300, 142]
+    assert not patients[0] & patients[1]
+
+
+def test_the_law_of_a_pendulum_leaves_what_was_seen_inaccurately() -> None:
+    """At both ends of a path, so twice."""
+    law = NeuralODE(2, small.AHEAD, small.MOMENT)
+    law.velocity.forward = small._swing  # type: ignore[method-assign]
+    one = task("pendulum-ode")
+    assert one.evaluate(law)["loss"] == pytest.approx(2 * small.INACCURACY**2, rel=0.1)
+    starts = [small._swings(part).tables[0][:, 0] for part in ("train", "test")]
+    assert not torch.isin(*starts).any()
 
 
 # Pools ---------------------------------------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from real import data
 from real.bench import Validator
-from real.data import FOLDER, stand_in
+from real.data import FOLDER
 from real.optimizers import CUSTOMARY, update_of
-from real.problems import images, science, tables, texts
-from real.workloads import SPLITS, WORKLOADS
+from real.workloads import SPLITS, TEST_SMALL, WORKLOADS
 from stacked import Stack, Supply, TrainStep
 
 from lab.tasks import Task
@@ -20,6 +21,7 @@ PROBLEMS = {repr(workload.build): name for name, workload in WORKLOADS.items()}
 EVERY = pytest.mark.parametrize("name", PROBLEMS.values())
 """One workload of every problem: others have the same one with another optimizer or length."""
 TEST = [name for name, workload in WORKLOADS.items() if workload.split == "test"]
+FETCHED = [name for name, w in WORKLOADS.items() if w.split in ("seen", "test") and w not in TEST_SMALL]
 ALONE = ("blocks-graph", "shakespeare-gpt-batch256")
 """There are not enough samples for a second replica."""
 
@@ -31,27 +33,24 @@ def task(name: str) -> Task:
 
 def test_the_table_is_that_of_the_decision() -> None:
     splits = [workload.split for workload in WORKLOADS.values()]
-    assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 20, "seen": 13, "test": 8}
-    assert len(splits) == 47
+    assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 20, "seen": 21, "test": 8}
+    assert len(splits) == 55
     assert {workload.optimizer for workload in WORKLOADS.values()} <= CUSTOMARY.keys()
     assert WORKLOADS["shakespeare-gru"].customary == 1e-4
 
 
-def test_test_has_no_data_of_other_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: dict[str, set[str]] = {split: set() for split in SPLITS}
-    for workload in WORKLOADS.values():
-
-        def noted(data: str, synthetic: bool, asked: set[str] = used[workload.split]) -> dict[str, torch.Tensor]:
-            asked.add(data)
-            return stand_in(data)
-
-        for module in (images, science, tables, texts):
-            monkeypatch.setattr(module, "load_or_stand_in", noted)
-        workload.task(synthetic=True)
-    assert used["test"] == {
-        "molecules", "concepts", "patients", "brain", "appliances", "genes", "code", "locales"
-    }  # fmt: skip
+def test_test_has_no_problem_of_other_splits() -> None:
+    used = {split: {repr(w.build) for w in WORKLOADS.values() if w.split == split} for split in SPLITS}
     assert not used["test"] & (used["dev"] | used["kin"] | used["seen"])
+
+
+def test_small_workloads_are_small_and_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    for workload in TEST_SMALL:
+        one = workload.task()
+        assert sum(p.numel() for p in one.model(0).parameters()) < 1e5
+        assert 100 <= workload.steps <= 600
+        assert all(map(torch.equal, one.batch(0, 0), task(workload.name).batch(0, 0)))
 
 
 @EVERY
@@ -147,12 +146,12 @@ def test_runs_of_the_test_learn_as_rows_of_a_stack(name: str) -> None:
     assert (step.losses < first).all()
 
 
-@pytest.mark.parametrize("name", TEST)
-def test_batches_of_the_test_come_from_the_data(name: str) -> None:
+@pytest.mark.parametrize("name", FETCHED)
+def test_batches_of_the_tests_come_from_the_data(name: str) -> None:
     """Where they have been fetched."""
-    data = name.partition("-")[0]
-    if not (FOLDER / f"{data}.npz").exists():
-        pytest.skip(f"there is no data set {data} here")
+    source = name.partition("-")[0]
+    if not (FOLDER / f"{source}.npz").exists():
+        pytest.skip(f"there is no data set {source} here")
     real, synthetic = WORKLOADS[name].task(), task(name)
     for one, other in ((real.batch(0, 0), synthetic.batch(0, 0)), (real.validation()[0], synthetic.validation()[0])):
         assert [(part.dtype, part.shape[1:]) for part in one] == [(part.dtype, part.shape[1:]) for part in other]

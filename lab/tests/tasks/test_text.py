@@ -23,7 +23,7 @@ def library() -> TextTask:
 def counting(monkeypatch: pytest.MonkeyPatch) -> TextTask:
     """Each four bytes of the text occur once, so a window tells where it is from."""
     whole = b"".join(n.to_bytes(4, "big") for n in range(1500))
-    monkeypatch.setattr(text, "_library", lambda: (whole[:5700], whole[5700:]))
+    monkeypatch.setattr(text, "library", lambda: (whole[:5700], whole[5700:]))
     return TextTask(**(TINY | {"context": 16}))
 
 

@@ -1,4 +1,4 @@
-"""Plain layers, one after the other, and what is made of them: mixers, sines, densities, experts, graphs."""
+"""Plain layers, one after the other, and what is made of them: mixers, sets, paths, densities, experts, graphs."""
 
 from __future__ import annotations
 
@@ -52,6 +52,51 @@ class Mixer(nn.Module):
             normed = self.norms[2 * number + 1](x)
             x = x + within(normed.flatten(0, 1)).view(normed.shape)
         return self.head(self.norm(x).flatten(1)).unflatten(1, (self.ahead, -1))
+
+
+class DeepSets(nn.Module):
+    """A set of numbers in, one number out: the sum of what one network makes of each goes through another.
+
+    (Zaheer et al. 2017.)
+    """
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.each = nn.ModuleList([nn.Linear(1, width), nn.Linear(width, width)])
+        self.whole = Perceptron((width, width, 1))
+
+    def forward(self, numbers: Tensor, present: Tensor) -> Tensor:
+        """[sample, number], and which of them belong to the set -> [sample]."""
+        x = numbers[..., None]
+        for layer in self.each:
+            x = relu(layer(x))
+        return self.whole((x * present[..., None]).sum(1))[:, 0]  # type: ignore[no-any-return]
+
+
+class NeuralODE(nn.Module):
+    """A network is the velocity of a state; the path from a first state is that of so many Runge-Kutta steps."""
+
+    def __init__(self, numbers: int, steps: int, length: float, hidden: int = 48) -> None:
+        super().__init__()
+        self.steps, self.length = steps, length
+        self.velocity = Perceptron((numbers, hidden, hidden, numbers), torch.tanh)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """[sample, number] -> [sample, step, number]."""
+        path = []
+        for _ in range(self.steps):
+            state = runge_kutta(self.velocity, state, self.length)
+            path.append(state)
+        return torch.stack(path, 1)
+
+
+def runge_kutta(velocity: Callable[[Tensor], Tensor], state: Tensor, length: float) -> Tensor:
+    """One classical step of fourth order."""
+    first = velocity(state)
+    second = velocity(state + length / 2 * first)
+    third = velocity(state + length / 2 * second)
+    fourth = velocity(state + length * third)
+    return state + length / 6 * (first + 2 * second + 2 * third + fourth)
 
 
 # Densities: by a hidden cause, or by a change of variables ------------------------------------------------------------

@@ -32,6 +32,24 @@ class GRU(nn.Module):
         return torch.stack(states, 1)
 
 
+class PlainRNN(nn.Module):
+    """A tanh recurrence without gates; one number is read off its last state."""
+
+    def __init__(self, inputs: int, width: int = 64) -> None:
+        super().__init__()
+        self.width = width
+        self.inputs = nn.Linear(inputs, width)
+        self.memory = nn.Linear(width, width, bias=False)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[sample, time, input] -> [sample]."""
+        state = x.new_zeros(len(x), self.width)
+        for given in self.inputs(x).unbind(1):
+            state = torch.tanh(given + self.memory(state))
+        return self.head(state)[:, 0]  # type: ignore[no-any-return]
+
+
 class TextGRU(nn.Module):
     """Characters in, logits of the next character out."""
 

@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import logsigmoid, relu
+
+from real.models.perceptrons import Perceptron
 
 
 class WideDeep(nn.Module):
@@ -114,3 +116,24 @@ class ComplEx(nn.Module):
         c, d = self.relations(relations).chunk(2, -1)
         real, imaginary = self.entities.weight.chunk(2, -1)
         return (a * c - b * d) @ real.T + (a * d + b * c) @ imaginary.T
+
+
+class Ordinal(nn.Module):
+    """Ordered classes: a network gives a score, and cuts that never cross part the scores (McCullagh 1980)."""
+
+    def __init__(self, numbers: int, classes: int, hidden: int = 32) -> None:
+        super().__init__()
+        self.score = Perceptron((numbers, hidden, 1))
+        self.first = nn.Parameter(torch.full((1,), 1 - classes / 2))  # the first cuts lie evenly around 0
+        self.log_gaps = nn.Parameter(torch.zeros(classes - 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logarithms of the probabilities [sample, class].
+
+        sigmoid(a) - sigmoid(b) is sigmoid(a) sigmoid(-b) (1 - exp(b - a)), whose logarithm never cancels.
+        """
+        gaps = self.log_gaps.exp()
+        over = torch.cat([self.first, self.first + gaps.cumsum(0)]) - self.score(x)
+        below, above = logsigmoid(over), logsigmoid(-over)
+        between = below[:, 1:] + above[:, :-1] + (-torch.expm1(-gaps)).log()
+        return torch.cat([below[:, :1], between, above[:, -1:]], 1)

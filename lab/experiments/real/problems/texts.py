@@ -98,12 +98,12 @@ def words(name: str, synthetic: bool) -> RealTask:
         Skips.of(found["test_words"], WORDS),
         (8192, 4096),
         draws(lambda: SkipGram(WORDS), table=0.1),
-        _nearby_loss,
+        nearby_loss,
         256,
     )
 
 
-def _nearby_loss(model: nn.Module, batch: Batch) -> Tensor:
+def nearby_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The first of the others was nearby, the rest were not."""
     middle, others = (part.long() for part in batch)
     fits = model(middle, others)
