@@ -1,4 +1,4 @@
-"""The workloads of decisions 015, 019 and 025: model, data, optimizer and length, and what each may be used for."""
+"""The workloads of decisions 015, 019, 025 and 034: model, data, optimizer, length, and what each may be used for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from lab.tasks.task import Task
-from real.models.convolutions import CNN, ResNet
+from real.models.convolutions import CNN, ConvNeXt, ResNet
 from real.models.perceptrons import Perceptron
 from real.models.transformers import ViT
 from real.optimizers import CUSTOMARY
@@ -108,5 +108,15 @@ TEST = (
     Workload("code-lora", "test", "adamw", 400, texts.tagged_code),
     Workload("locales-llama", "test", "adamw", 250, texts.locales),
 )
-WORKLOADS = {workload.name: workload for workload in (*DEV, *KIN, *SEEN, *TEST)}
+TEST_LARGE = (
+    Workload("fashion-masked", "test", "adamw", 1000, images.masked),
+    Workload("kjv-masked", "test", "adamw", 1500, texts.hidden_verse),
+    Workload("shakespeare-linear", "test", "lion", 800, texts.linear),
+    Workload("fashion-convnext", "test", "nesterov", 1000, partial(_CLASSES, "fashion", ConvNeXt)),
+    Workload("movielens-next", "test", "adam", 1500, texts.next_film),
+    Workload("bach-transformer", "test", "nadam", 800, texts.bach_transformer),
+    Workload("photos-upscaled", "test", "adam", 1000, images.upscaled),
+    Workload("adult-attention", "test", "muon", 400, partial(tables.adult, tables.column_attention)),
+)
+WORKLOADS = {workload.name: workload for workload in (*DEV, *KIN, *SEEN, *TEST, *TEST_LARGE)}
 """By name."""

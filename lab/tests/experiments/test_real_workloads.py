@@ -7,9 +7,8 @@ from functools import cache
 import pytest
 import torch
 from real.bench import Validator
-from real.data import FOLDER, stand_in
+from real.data import MissingDataError
 from real.optimizers import CUSTOMARY, update_of
-from real.problems import images, science, tables, texts
 from real.workloads import SPLITS, WORKLOADS
 from stacked import Stack, Supply, TrainStep
 
@@ -31,27 +30,18 @@ def task(name: str) -> Task:
 
 def test_the_table_is_that_of_the_decision() -> None:
     splits = [workload.split for workload in WORKLOADS.values()]
-    assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 20, "seen": 13, "test": 8}
-    assert len(splits) == 47
+    assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 20, "seen": 13, "test": 16}
+    assert len(splits) == 55
     assert {workload.optimizer for workload in WORKLOADS.values()} <= CUSTOMARY.keys()
     assert WORKLOADS["shakespeare-gru"].customary == 1e-4
 
 
-def test_test_has_no_data_of_other_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: dict[str, set[str]] = {split: set() for split in SPLITS}
-    for workload in WORKLOADS.values():
-
-        def noted(data: str, synthetic: bool, asked: set[str] = used[workload.split]) -> dict[str, torch.Tensor]:
-            asked.add(data)
-            return stand_in(data)
-
-        for module in (images, science, tables, texts):
-            monkeypatch.setattr(module, "load_or_stand_in", noted)
-        workload.task(synthetic=True)
-    assert used["test"] == {
-        "molecules", "concepts", "patients", "brain", "appliances", "genes", "code", "locales"
-    }  # fmt: skip
-    assert not used["test"] & (used["dev"] | used["kin"] | used["seen"])
+def test_test_has_no_problem_of_other_splits() -> None:
+    test, others = (
+        {repr(workload.build) for workload in WORKLOADS.values() if (workload.split == "test") is own}
+        for own in (True, False)
+    )
+    assert not test & others
 
 
 @EVERY
@@ -150,10 +140,11 @@ def test_runs_of_the_test_learn_as_rows_of_a_stack(name: str) -> None:
 @pytest.mark.parametrize("name", TEST)
 def test_batches_of_the_test_come_from_the_data(name: str) -> None:
     """Where they have been fetched."""
-    data = name.partition("-")[0]
-    if not (FOLDER / f"{data}.npz").exists():
-        pytest.skip(f"there is no data set {data} here")
-    real, synthetic = WORKLOADS[name].task(), task(name)
+    try:
+        real = WORKLOADS[name].task()
+    except MissingDataError as missing:
+        pytest.skip(str(missing))
+    synthetic = task(name)
     for one, other in ((real.batch(0, 0), synthetic.batch(0, 0)), (real.validation()[0], synthetic.validation()[0])):
         assert [(part.dtype, part.shape[1:]) for part in one] == [(part.dtype, part.shape[1:]) for part in other]
 
