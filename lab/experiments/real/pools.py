@@ -118,6 +118,23 @@ class Masked(NamedTuple):
         return (*parts, torch.rand(parts[0].shape, generator=generator) < self.share)
 
 
+class Sampled(NamedTuple):
+    """Samples, and beside each of them some things drawn at random, all as likely."""
+
+    pool: Pool
+    things: int
+    """They are numbered from 1 on; 0 is never drawn."""
+    others: int
+
+    @property
+    def count(self) -> int:
+        return self.pool.count
+
+    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
+        others = torch.randint(1, self.things + 1, (len(places), self.others), generator=generator)
+        return (*self.pool.take(places, generator), others.short())
+
+
 class Stretches(NamedTuple):
     """Stretches of long rows, which begin anywhere in them; several tables are cut alike."""
 

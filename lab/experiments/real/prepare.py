@@ -89,6 +89,20 @@ def movielens(files: Files) -> Arrays:
     return split({**rows, "ratings": ratings.astype(np.uint8)})
 
 
+def films(files: Files) -> Arrays:
+    """What one user after the other has rated, from 1 on and in the order of time; every tenth user is held out.
+
+    Before each user stands a 0.
+    """
+    (table,) = files.values()
+    users, items, times = np.loadtxt(io.BytesIO(table), np.int64, skiprows=1, usecols=(0, 1, 3)).T
+    order = np.lexsort((times, users))
+    ends = np.flatnonzero(np.diff(users[order])) + 1
+    seen = [np.concatenate([[0], own]).astype(np.int16) for own in np.split(items[order], ends)]
+    train = [own for k, own in enumerate(seen) if k % 10 != 9]
+    return {"train_films": np.concatenate(train), "test_films": np.concatenate(seen[9::10])}
+
+
 def adult(files: Files) -> Arrays:
     """Eight categories, numbered, and five numbers, standardised; does someone earn more than 50 000 dollars?"""
     lines = b"\n".join(files.values()).decode().splitlines()
@@ -324,6 +338,7 @@ PREPARE: dict[str, Callable[[Files], Arrays]] = {
     "mnist": mnist,
     "fashion": fashion,
     "movielens": movielens,
+    "films": films,
     "adult": adult,
     "shakespeare": shakespeare,
     "kjv": kjv,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from lab.tasks.task import Task
-from real.models.convolutions import CNN, ResNet
+from real.models.convolutions import CNN, ConvNeXt, ResNet
 from real.models.perceptrons import Perceptron
 from real.models.transformers import ViT
 from real.optimizers import CUSTOMARY
@@ -117,6 +117,16 @@ TEST_SMALL = (
     Workload("names-skipgram", "test", "adagrad", 500, small.names),
     Workload("digits-barlow", "test", "nesterov", 400, small.digits),
 )
-TEST = TEST_SMALL
+TEST_LARGE = (
+    Workload("fashion-masked", "test", "adamw", 1000, images.masked),
+    Workload("kjv-masked", "test", "adamw", 1500, texts.hidden_verse),
+    Workload("shakespeare-linear", "test", "lion", 800, texts.linear),
+    Workload("fashion-convnext", "test", "nesterov", 1000, partial(_CLASSES, "fashion", ConvNeXt)),
+    Workload("movielens-next", "test", "adam", 1500, texts.next_film),
+    Workload("bach-transformer", "test", "nadam", 800, texts.bach_transformer),
+    Workload("photos-upscaled", "test", "adam", 1000, images.upscaled),
+    Workload("adult-attention", "test", "muon", 400, partial(tables.adult, tables.column_attention)),
+)
+TEST = (*TEST_SMALL, *TEST_LARGE)
 WORKLOADS = {workload.name: workload for workload in (*DEV, *KIN, *SEEN, *TEST)}
 """By name."""

@@ -104,6 +104,15 @@ def test_a_bible_is_read_from_a_module_that_is_not_run() -> None:
     np.testing.assert_array_equal(found["train_text"][:18], prepare.tokens(b"In the beginning.\n"))
 
 
+def test_films_of_a_user_are_in_the_order_of_time_and_whole_users_are_held_out() -> None:
+    rows = [(user, 100 * user + film, 5, 1000 - film) for film in (1, 2, 3) for user in range(10, 0, -1)]
+    table = "\n".join(["user item rating time", *("\t".join(map(str, row)) for row in rows)])
+    found = prepare.films({"films": table.encode()})
+    assert found["test_films"].tolist() == [0, 1003, 1002, 1001]
+    assert found["train_films"][:8].tolist() == [0, 103, 102, 101, 0, 203, 202, 201]
+    assert len(found["train_films"]) == 9 * 4
+
+
 def test_a_score_with_entities_is_refused() -> None:
     with pytest.raises(ValueError, match="entities"):
         prepare.voices(b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>')

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 from real.data import CHARACTERS
-from real.models.convolutions import CausalText
+from real.models.convolutions import CausalText, ConvNeXt
 from real.models.llama import Llama
 from real.models.perceptrons import DeepSets, Experts, Flow, MessageNet, NeuralODE, runge_kutta
-from real.models.recurrent import Oscillators, PlainRNN, StateSpace
-from real.models.tables import ComplEx, Ordinal
+from real.models.recurrent import FadingAttention, LinearText, Oscillators, PlainRNN, StateSpace
+from real.models.tables import ColumnAttention, ComplEx, Ordinal
+from real.models.transformers import ChordTransformer, MaskedViT, patches_of
 from real.models.weights import drawn
 from real.pools import Made, Noised, Rows, frozen
-from real.problems import science, small
+from real.problems import images, science, small
 from real.task import RealTask
-from real.workloads import WORKLOADS
+from real.workloads import TEST_LARGE, WORKLOADS, Workload
 from torch import nn
 
 
@@ -106,9 +107,36 @@ def test_oscillators_are_a_recurrence() -> None:
     torch.testing.assert_close(layer(x)[0], torch.stack(heard))
 
 
-@pytest.mark.parametrize("build", [lambda: Llama(32, 16, 2, 2, 24), lambda: StateSpace(32, 7)], ids=["llama", "space"])
-def test_nothing_comes_from_what_is_later(build: Any) -> None:
-    model = drawn(build(), seeded(), table=0.3)
+def test_fading_attention_is_a_recurrence() -> None:
+    layer = FadingAttention(6, heads=2).double()
+    x = torch.randn(1, 20, 6, generator=seeded(), dtype=torch.float64)
+    queries, keys, values = layer.joint(x)[0].unflatten(-1, (3, 2, 3)).unbind(1)  # each [time, head, feature]
+    kept = torch.exp(-layer.log_decay.exp())[:, None, None]
+    memory, read = torch.zeros(2, 3, 3, dtype=torch.float64), []
+    for query, key, value in zip(queries, keys, values, strict=True):
+        memory = kept * memory + key[:, :, None] * value[:, None]
+        read.append(layer.norm((query[:, None] @ memory)[:, 0] / math.sqrt(3)).flatten())
+    expected = layer.out(nn.functional.silu(layer.gate(x[0])) * torch.stack(read))
+    torch.testing.assert_close(layer(x)[0], expected)
+
+
+def notes(model: nn.Module) -> Any:
+    """A model of four voices as one of a single row of numbers."""
+    return lambda text: model(text[..., None].expand(-1, -1, 4)).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("build", "called"),
+    [
+        (lambda: Llama(32, 16, 2, 2, 24), lambda model: model),
+        (lambda: StateSpace(32, 7), lambda model: model),
+        (lambda: LinearText(32, 16, 2, 2), lambda model: model),
+        (lambda: ChordTransformer(32, 12, width=16), notes),
+    ],
+    ids=["llama", "space", "linear", "chords"],
+)
+def test_nothing_comes_from_what_is_later(build: Any, called: Any) -> None:
+    model = called(drawn(build(), seeded(), table=0.3))
     text = torch.randint(32, (2, 12), generator=seeded())
     changed = text.clone()
     changed[:, 5] = (changed[:, 5] + 1) % 32
@@ -126,6 +154,51 @@ def test_a_llama_has_fifty_million_weights_and_knows_places_by_their_distance() 
     assert not torch.allclose(model(text)[:, -1], model(swapped)[:, -1], atol=1e-7)
     same = torch.full((1, 6), 3)
     torch.testing.assert_close(model(same)[:, 0], model(same)[:, -1])
+
+
+def test_a_masked_autoencoder_knows_patches_by_their_places_alone() -> None:
+    model = drawn(MaskedViT(9, 4, width=16), seeded(), table=0.3).double()
+    shown = torch.randn(1, 4, 4, generator=seeded(), dtype=torch.float64)
+    order = torch.randperm(9, generator=seeded())[None]
+    again = model(shown, order)
+    assert again.shape == (1, 5, 4)
+    turned = torch.tensor([3, 0, 2, 1, 8, 5, 7, 4, 6])  # shown patches among themselves, hidden ones among themselves
+    other = model(shown[:, turned[:4]], order[:, turned])
+    torch.testing.assert_close(other, again[:, turned[4:] - 4])
+    moved = model(shown, order[:, [1, 0, *range(2, 9)]])
+    assert not torch.allclose(moved, again)
+
+
+def test_patches_are_squares_row_by_row() -> None:
+    image = torch.arange(36).view(1, 1, 6, 6)
+    found = patches_of(image, 3)[0].tolist()
+    assert len(found) == 4
+    assert found[1] == [3, 4, 5, 9, 10, 11, 15, 16, 17]
+
+
+def test_every_column_is_heard_and_has_its_own_meaning() -> None:
+    model = drawn(ColumnAttention((3, 3), 2, width=16), seeded(), table=0.3)
+    categories, numbers = torch.tensor([[0, 1]]), torch.tensor([[0.5, -1.0]])
+    first = model(categories, numbers)
+    others = [
+        model(torch.tensor([[1, 1]]), numbers),
+        model(torch.tensor([[0, 2]]), numbers),
+        model(categories, torch.tensor([[0.6, -1.0]])),
+        model(categories, torch.tensor([[0.5, -1.1]])),
+        model(categories.flip(1), numbers),
+        model(categories, numbers.flip(1)),
+    ]
+    assert len({round(float(found.detach()), 6) for found in (first, *others)}) == 7
+
+
+def test_depthwise_convolutions_keep_channels_apart() -> None:
+    block = drawn(ConvNeXt(), seeded()).fine[0]
+    x = torch.randn(1, 24, 14, 14, generator=seeded())
+    changed = x.clone()
+    changed[:, 3, 7, 7] += 1
+    apart = (block.depthwise(x) - block.depthwise(changed)).abs() > 0
+    assert apart.any((0, 2, 3)).nonzero().flatten().tolist() == [3]
+    assert int(apart.sum()) == 7 * 7
 
 
 def test_adapters_of_an_encoder_come_with_a_new_head() -> None:
@@ -299,6 +372,52 @@ def test_the_law_of_a_pendulum_leaves_what_was_seen_inaccurately() -> None:
     assert one.evaluate(law)["loss"] == pytest.approx(2 * small.INACCURACY**2, rel=0.1)
     starts = [small._swings(part).tables[0][:, 0] for part in ("train", "test")]
     assert not torch.isin(*starts).any()
+
+
+@pytest.mark.parametrize("workload", TEST_LARGE, ids=lambda workload: workload.name)
+def test_larger_models_have_so_many_weights(workload: Workload) -> None:
+    assert 1e5 < sum(p.numel() for p in task(workload.name).model(0).parameters()) < 1e6
+
+
+def test_only_hidden_patches_count_and_only_shown_ones_are_given() -> None:
+    class Noted(nn.Module):
+        def forward(self, shown: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+            self.shown, self.order = shown, order
+            return hidden(order)
+
+    def hidden(order: torch.Tensor) -> torch.Tensor:
+        return patches.gather(1, order[:, images.SHOWN :, None].expand(-1, -1, images.PATCH**2))
+
+    one, model = task("fashion-masked"), Noted()
+    batch = one.batch(0, 0)
+    patches = patches_of(images.bright(batch[0]), images.PATCH)
+    assert float(one.loss(model, batch)) == 0
+    assert model.shown.shape == (one.batch_size, images.SHOWN, images.PATCH**2)
+    torch.testing.assert_close(model.shown[0], patches[0, model.order[0, : images.SHOWN]])
+    assert {*model.order[0].tolist()} == {*range(images.PATCHES)}
+
+
+def test_an_upscaler_is_given_means_of_squares() -> None:
+    class Repeated(nn.Module):
+        def forward(self, small: torch.Tensor) -> torch.Tensor:
+            return small.repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+    one = task("photos-upscaled")
+    squares = torch.randint(256, (2, 4, 4), generator=seeded()).to(torch.uint8)
+    plain = squares.repeat_interleave(4, 1).repeat_interleave(4, 2)
+    assert float(one.loss(Repeated(), (plain,))) == pytest.approx(0, abs=1e-6)
+    plain[0, 0, 0] += 1 if plain[0, 0, 0] < 255 else -1
+    assert float(one.loss(Repeated(), (plain,))) == pytest.approx(2 * 15 / 16 / 127.5 / 512, rel=1e-2)
+
+
+def test_a_film_that_is_drawn_by_chance_and_a_new_user_do_not_count() -> None:
+    class Given(nn.Module):
+        def forward(self, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tensor([[1.0, 7.0, 2.0]]), torch.tensor([0.5, 3.0]).expand(1, 3, 2)
+
+    films, others = torch.tensor([[4, 5, 0, 6]]).short(), torch.tensor([[9, 6]]).short()
+    expected = math.log(math.exp(1) + math.exp(0.5) + math.exp(3)) - 1 + math.log(math.exp(2) + math.exp(0.5)) - 2
+    assert float(task("movielens-next").loss(Given(), (films, others))) == pytest.approx(expected / 2)
 
 
 # Pools ---------------------------------------------------------------------------------------------------------------

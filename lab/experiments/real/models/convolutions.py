@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, pad, relu
+from torch.nn.functional import avg_pool2d, gelu, pad, pixel_shuffle, relu
 
 
 class CNN(nn.Module):
@@ -57,6 +57,70 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = relu(self.stem_norm(self.stem(avg_pool2d(images, 2))))
         return self.head(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class DepthwiseBlock(nn.Module):
+    """A wide convolution of every channel by itself, a norm over channels, two layers per point; added to the input."""
+
+    def __init__(self, width: int, side: int = 7) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, side, padding=side // 2, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, 4 * width)
+        self.outer = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[sample, channel, row, column] -> the same."""
+        y = self.norm(self.depthwise(x).movedim(1, -1))
+        return x + self.outer(gelu(self.inner(y))).movedim(-1, 1)  # type: ignore[no-any-return]
+
+
+class ConvNeXt(nn.Module):
+    """Two stages of depthwise convolutions with LayerNorm, at a half and a quarter of the sides (Liu et al. 2022)."""
+
+    def __init__(self, widths: tuple[int, int] = (24, 80), blocks: int = 2, outputs: int = 10) -> None:
+        super().__init__()
+        fine, coarse = widths
+        self.stem = nn.Conv2d(1, fine, 2, stride=2)
+        self.stem_norm, self.down_norm, self.norm = nn.LayerNorm(fine), nn.LayerNorm(fine), nn.LayerNorm(coarse)
+        self.fine = nn.Sequential(*(DepthwiseBlock(fine) for _ in range(blocks)))
+        self.down = nn.Conv2d(fine, coarse, 2, stride=2)
+        self.coarse = nn.Sequential(*(DepthwiseBlock(coarse) for _ in range(blocks)))
+        self.head = nn.Linear(coarse, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.fine(_over_channels(self.stem_norm, self.stem(images)))
+        x = self.coarse(self.down(_over_channels(self.down_norm, x)))
+        return self.head(self.norm(x.mean((2, 3))))  # type: ignore[no-any-return]
+
+
+def _over_channels(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return norm(x.movedim(1, -1)).movedim(-1, 1)  # type: ignore[no-any-return]
+
+
+class Upscaler(nn.Module):
+    """A small image in, one of four times its sides out: convolutions that add to their input, then two that double.
+
+    A convolution makes four channels of each, which become the four points of a square (as EDSR, Lim et al. 2017).
+    """
+
+    def __init__(self, width: int = 48, blocks: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, width, 3, padding=1)
+        self.inner, self.outer = (
+            nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks)) for _ in range(2)
+        )
+        self.doubling = nn.ModuleList(nn.Conv2d(width, 4 * width, 3, padding=1) for _ in range(2))
+        self.head = nn.Conv2d(width, 1, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[sample, 1, row, column] -> the same with four times the rows and columns."""
+        x = self.first(images)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = x + outer(relu(inner(x)))
+        for layer in self.doubling:
+            x = relu(pixel_shuffle(layer(x), 2))
+        return self.head(x)  # type: ignore[no-any-return]
 
 
 class Denoiser(nn.Module):

@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import relu, silu
 
 
 class GRU(nn.Module):
@@ -123,4 +123,57 @@ class StateSpace(nn.Module):
         for norm, memory, inner, outer in zip(self.norms, self.memory, self.inner, self.outer, strict=True):
             new, gate = inner(relu(memory(norm(x)))).chunk(2, -1)
             x = x + outer(new * torch.sigmoid(gate))
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class FadingAttention(nn.Module):
+    """Attention without softmax, in which the past fades: a recurrence of matrices (as RetNet, Sun et al. 2023).
+
+    Every head has a memory, which decays at a learned rate; keys write values into it and queries read them. A
+    recurrence of which all coefficients are constant is a product with a triangle of decays, and is computed as one.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.joint = nn.Linear(width, 3 * width, bias=False)  # queries, keys, values
+        self.gate = nn.Linear(width, width, bias=False)
+        self.log_decay = nn.Parameter(torch.linspace(math.log(0.02), math.log(0.5), heads))
+        self.norm = nn.LayerNorm(width // heads)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[sample, time, width] -> the same."""
+        joint = self.joint(x).unflatten(-1, (3, self.heads, -1))
+        queries, keys, values = joint.permute(2, 0, 3, 1, 4).unbind(0)
+        time = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        ago = time[:, None] - time
+        decay = self.log_decay.exp()[:, None, None]
+        left = (-decay * ago.clamp(min=0)).exp() * (ago >= 0)  # [head, time, earlier time]
+        read = (queries @ keys.mT / math.sqrt(keys.shape[-1]) * left) @ values
+        return self.out(silu(self.gate(x)) * self.norm(read).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class LinearText(nn.Module):
+    """Characters in, logits of the next character out: memories that fade, with two layers per place behind each.
+
+    No places are learned: the decays tell what is near.
+    """
+
+    def __init__(self, tokens: int, width: int = 96, blocks: int = 3, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.memory_norms, self.norms = (nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks)) for _ in range(2))
+        self.memory = nn.ModuleList(FadingAttention(width, heads) for _ in range(blocks))
+        self.inner = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(blocks))
+        self.outer = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.tokens(text)
+        blocks = zip(self.memory_norms, self.memory, self.norms, self.inner, self.outer, strict=True)
+        for memory_norm, memory, norm, inner, outer in blocks:
+            x = x + memory(memory_norm(x))
+            x = x + outer(relu(inner(norm(x))))
         return self.head(self.norm(x))  # type: ignore[no-any-return]

@@ -11,6 +11,8 @@ from torch.nn.functional import logsigmoid, relu
 
 from real.models.perceptrons import Perceptron
 
+from real.models.transformers import Layer
+
 
 class WideDeep(nn.Module):
     """A linear part over the categories and two crossings of them, and a small network over their embeddings."""
@@ -75,6 +77,32 @@ class TableResidual(nn.Module):
         for norm, inner, outer in zip(self.norms, self.inner, self.outer, strict=True):
             x = x + outer(relu(inner(norm(x))))
         return self.head(self.norm(x))[:, 0]  # type: ignore[no-any-return]
+
+
+class ColumnAttention(nn.Module):
+    """Every column of a row is a token, and so is the answer, which looks at them (FT-Transformer, Gorishniy 2021).
+
+    A category has a vector of its own; a number is a multiple of its column's.
+    """
+
+    def __init__(self, sizes: Sequence[int], numbers: int, width: int = 64, depth: int = 3, heads: int = 4) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in sizes)
+        self.numbers = nn.Embedding(numbers, width)
+        self.places = nn.Embedding(1 + len(sizes) + numbers, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
+        """Logits [sample] of the label 1."""
+        columns = zip(self.tables, categories.unbind(1), strict=True)
+        named = torch.stack([table(column) for table, column in columns], 1)
+        x = torch.cat([named, numbers[..., None] * self.numbers.weight], 1) + self.places.weight[1:]
+        x = torch.cat([self.places.weight[:1].expand(len(x), 1, -1), x], 1)
+        for layer in self.layers:
+            x = layer(x, None)
+        return self.head(self.norm(x[:, 0]))[:, 0]  # type: ignore[no-any-return]
 
 
 class SkipGram(nn.Module):

@@ -96,6 +96,66 @@ class Encoder(GPT):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
+class Causal(nn.Module):
+    """Vectors of a sequence in, as many out, of which each knows those before it.
+
+    The GPT has the same inside; its stored weights have other names.
+    """
+
+    def __init__(self, context: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.places = nn.Embedding(context, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        future = _future(x.shape[1], x.device)
+        x = x + self.places.weight[: x.shape[1]]
+        for layer in self.layers:
+            x = layer(x, future)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class ChordTransformer(nn.Module):
+    """The notes of all voices in, for each voice logits of its next note out."""
+
+    def __init__(self, notes: int, context: int, voices: int = 4, table: int = 16, width: int = 64) -> None:
+        super().__init__()
+        self.voices = voices
+        self.notes = nn.Embedding(notes, table)
+        self.first = nn.Linear(voices * table, width)
+        self.past = Causal(context, width, depth=3, heads=4)
+        self.head = nn.Linear(width, voices * notes)
+
+    def forward(self, chords: Tensor) -> Tensor:
+        """[sample, time, voice] -> [sample, time, voice, note]."""
+        x = self.past(self.first(self.notes(chords).flatten(2)))
+        return self.head(x).unflatten(-1, (self.voices, -1))
+
+
+class NextThing(nn.Module):
+    """What someone chose before in, scores of candidates for the next choice out (as SASRec, Kang and McAuley 2018).
+
+    A thing has the same vector when it was chosen and when it is a candidate.
+    """
+
+    def __init__(self, things: int, context: int, width: int = 48, depth: int = 2, heads: int = 3) -> None:
+        super().__init__()
+        self.things = nn.Embedding(things, width)
+        self.past = Causal(context, width, depth, heads)
+
+    def forward(self, chosen: Tensor, following: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """[sample, time] twice and [sample, other] -> scores [sample, time] and [sample, time, other]."""
+        x = self.past(self.things(chosen))
+        return (x * self.things(following)).sum(-1), x @ self.things(others).mT
+
+
+def patches_of(images: Tensor, side: int) -> Tensor:
+    """[sample, 1, row, column] -> [sample, patch, point]: squares of so many points a side, row by row."""
+    cut = images[:, 0].unflatten(2, (-1, side)).unflatten(1, (-1, side))
+    return cut.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
 class ViT(nn.Module):
     """A vision transformer on patches of 7 by 7: no convolution, learned positions, a token that reads the answer.
 
@@ -111,14 +171,46 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        samples, side = len(images), 28 // self.patch
-        cut = images.reshape(samples, side, self.patch, side, self.patch).transpose(2, 3)
-        x = self.patches(cut.reshape(samples, side * side, -1)) + self.places.weight[1:]
-        first = self.places.weight[:1].expand(samples, 1, -1)
+        x = self.patches(patches_of(images, self.patch)) + self.places.weight[1:]
+        first = self.places.weight[:1].expand(len(images), 1, -1)
         x = torch.cat([first, x], 1)
         for layer in self.layers:
             x = layer(x, None)
         return self.head(x[:, 0])  # type: ignore[no-any-return]
+
+
+class MaskedViT(nn.Module):
+    """Some patches of an image in, the hidden ones out: a masked autoencoder (He et al. 2022).
+
+    The encoder reads the shown patches alone. A shorter decoder gets what it makes of them, and for each hidden patch a
+    vector that is the same for all.
+    """
+
+    def __init__(
+        self, patches: int, points: int, width: int = 64, depth: tuple[int, int] = (4, 1), heads: int = 4
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Linear(points, width)
+        self.places = nn.Embedding(patches, width)
+        self.encoder, self.decoder = (nn.ModuleList(Layer(width, heads) for _ in range(count)) for count in depth)
+        self.encoder_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.between = nn.Linear(width, width)
+        self.missing = nn.Parameter(torch.zeros(width))
+        self.decoder_places = nn.Embedding(patches, width)
+        self.head = nn.Linear(width, points)
+
+    def forward(self, shown: Tensor, order: Tensor) -> Tensor:
+        """[sample, shown, point], and the places of all patches, shown ones first -> [sample, hidden, point]."""
+        count = shown.shape[1]
+        x = self.patches(shown) + self.places(order[:, :count])
+        for layer in self.encoder:
+            x = layer(x, None)
+        known = self.between(self.encoder_norm(x))
+        missing = self.missing.expand(len(x), order.shape[1] - count, -1)
+        x = torch.cat([known, missing], 1) + self.decoder_places(order)
+        for layer in self.decoder:
+            x = layer(x, None)
+        return self.head(self.norm(x[:, count:]))  # type: ignore[no-any-return]
 
 
 class Seq2Seq(nn.Module):

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import avg_pool2d, cross_entropy
 
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.data import load_or_stand_in
-from real.models.convolutions import Denoiser
+from real.models.convolutions import Denoiser, Upscaler
 from real.models.perceptrons import VAE
+from real.models.transformers import MaskedViT, patches_of
 from real.models.weights import draws
 from real.pools import Noised, Rows
 from real.task import RealTask
@@ -39,6 +40,32 @@ def classes(
 def _class_loss(model: nn.Module, batch: Batch) -> Tensor:
     images, labels = batch
     return cross_entropy(model(bright(images)), labels.long())
+
+
+PATCH, PATCHES, SHOWN = 4, 49, 12
+"""The side of a patch; how many an image has, and how many of these are not hidden."""
+
+
+def masked(name: str, synthetic: bool) -> RealTask:
+    """What is in the hidden three quarters of an image? A random number for every patch says which are shown."""
+    train, test = Rows.of(load_or_stand_in("fashion", synthetic), "images")
+    shapes = ((PATCHES,),)
+    return RealTask(
+        name,
+        Noised(train, shapes),
+        Noised(test, shapes),
+        (2048, 512),
+        draws(lambda: MaskedViT(PATCHES, PATCH**2), table=0.3),
+        _hidden_patch_loss,
+        64,
+    )
+
+
+def _hidden_patch_loss(model: nn.Module, batch: Batch) -> Tensor:
+    images, noise = batch
+    patches, order = patches_of(bright(images), PATCH), noise.sort(stable=True).indices
+    dealt = patches.gather(1, order[..., None].expand_as(patches))
+    return (model(dealt[:, :SHOWN], order) - dealt[:, SHOWN:]).square().mean()
 
 
 # Patches of photographs ----------------------------------------------------------------------------------------------
@@ -85,6 +112,17 @@ def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:
     noise = noise[:, None].to(clean.dtype)
     noisy = (clean + strength * noise) * (0.25 + strength.square()).rsqrt()
     return (model(noisy, log_strength) - noise).square().mean()
+
+
+def upscaled(name: str, synthetic: bool) -> RealTask:
+    """A patch of 16 by 16 points from 4 by 4, each of them the mean of 16."""
+    train, test = Rows.of(load_or_stand_in("photos", synthetic), "patches")
+    return RealTask(name, train, test, (2048, 512), draws(Upscaler), _detail_loss, 32)
+
+
+def _detail_loss(model: nn.Module, batch: Batch) -> Tensor:
+    fine = batch[0][:, None].float() / 127.5 - 1
+    return (model(avg_pool2d(fine, 4)) - fine).abs().mean()
 
 
 def bright(images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from lab.tasks.task import Batch
 from real.data import ADULT_CATEGORIES, DIAMOND_CATEGORIES, ITEMS, USERS, load_or_stand_in
 from real.models.perceptrons import Flow
-from real.models.tables import Factors, TableResidual, WideDeep
+from real.models.tables import ColumnAttention, Factors, TableResidual, WideDeep
 from real.models.weights import draws
 from real.pools import Noised, Rows
 from real.task import RealTask
@@ -24,6 +24,10 @@ ROUNDING = 0.02
 
 def wide_deep(numbers: int) -> nn.Module:
     return WideDeep(ADULT_CATEGORIES, numbers, CROSSINGS)
+
+
+def column_attention(numbers: int) -> nn.Module:
+    return ColumnAttention(ADULT_CATEGORIES, numbers)
 
 
 def adult(model: Callable[[int], nn.Module], name: str, synthetic: bool) -> RealTask:

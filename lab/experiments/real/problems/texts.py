@@ -1,7 +1,8 @@
-"""Sequences: what comes next, what is nearby, how a word is spoken, where a name is from."""
+"""Sequences: what comes next, what is hidden, what is nearby, how a word is spoken, where a name is from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,20 +11,24 @@ from torch.nn.functional import cross_entropy, softplus
 
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
-from real.data import BYTES, CHARACTERS, CODE_PARTS, COUNTRIES, NOTES, WORDS, load, load_or_stand_in
+from real.data import BYTES, CHARACTERS, CODE_PARTS, COUNTRIES, ITEMS, NOTES, WORDS, load, load_or_stand_in
 from real.models.convolutions import CausalText, NameCNN
 from real.models.llama import Llama
 from real.models.perceptrons import Experts
-from real.models.recurrent import ChordGRU, TextGRU
+from real.models.recurrent import ChordGRU, LinearText, TextGRU
 from real.models.tables import SkipGram
-from real.models.transformers import GPT, Encoder, Seq2Seq, adapted
+from real.models.transformers import GPT, ChordTransformer, Encoder, NextThing, Seq2Seq, adapted
 from real.models.weights import drawn, draws
-from real.pools import Chords, Masked, Rows, Skips, Stretches, Windows
+from real.pools import Chords, Masked, Rows, Sampled, Skips, Stretches, Windows
 from real.task import RealTask
 
 CONTEXT = 48
 """Characters that the GPT sees."""
 GRU_STEPS, CHORD_STEPS, EXPERT_CONTEXT = 32, 16, 16
+LONG_CONTEXT, LONG_CHORDS, FILMS = 64, 32, 32
+"""Characters, moments of music and films that the larger models see."""
+OTHERS = 127
+"""Films that the right one is compared with."""
 UNEVEN = 0.01
 """The weight of the load's unevenness."""
 A, Z = 66, 91
@@ -68,6 +73,19 @@ def causal(name: str, synthetic: bool) -> RealTask:
         batch_size=32,
         clip=1.0,
     )
+
+
+def linear(name: str, synthetic: bool) -> RealTask:
+    found = load_or_stand_in("shakespeare", synthetic)
+    return _text(found, name, LONG_CONTEXT, draws(lambda: LinearText(CHARACTERS), table=0.3), batch_size=32)
+
+
+def hidden_verse(name: str, synthetic: bool) -> RealTask:
+    """Which characters of the King James Bible are hidden?"""
+    found = load_or_stand_in("kjv", synthetic)
+    train, test = (Masked(Windows(found[f"{part}_text"], LONG_CONTEXT - 1)) for part in ("train", "test"))
+    build = draws(lambda: Encoder(CHARACTERS + 1, LONG_CONTEXT, width=96, depth=3, heads=4))
+    return RealTask(name, train, test, (512, 128), build, _hidden_loss, 32)
 
 
 def experts(name: str, synthetic: bool) -> RealTask:
@@ -141,15 +159,26 @@ def _text(
 
 
 def bach(name: str, synthetic: bool) -> RealTask:
+    return _chorales(name, synthetic, CHORD_STEPS, draws(lambda: ChordGRU(NOTES)), (512, 256), batch_size=64)
+
+
+def bach_transformer(name: str, synthetic: bool) -> RealTask:
+    build = draws(lambda: ChordTransformer(NOTES, LONG_CHORDS))
+    return _chorales(name, synthetic, LONG_CHORDS, build, (256, 128), batch_size=32)
+
+
+def _chorales(
+    name: str, synthetic: bool, length: int, build: Build, held_out: tuple[int, int], batch_size: int
+) -> RealTask:
     found = load_or_stand_in("bach", synthetic)
     return RealTask(
         name,
-        Chords(Windows(found["train_notes"], CHORD_STEPS)),
-        Windows(found["test_notes"], CHORD_STEPS).all(),
-        (512, 256),
-        draws(lambda: ChordGRU(NOTES)),
+        Chords(Windows(found["train_notes"], length)),
+        Windows(found["test_notes"], length).all(),
+        held_out,
+        build,
         next_loss,
-        64,
+        batch_size,
     )
 
 
@@ -157,6 +186,31 @@ def next_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Every number of a window but the first is predicted from those before it."""
     window = batch[0].long()
     return cross_entropy(model(window[:, :-1]).flatten(0, -2), window[:, 1:].flatten())
+
+
+def next_film(name: str, synthetic: bool) -> RealTask:
+    """Which film does a user of MovieLens rate next? By a softmax over the right one and some that are drawn."""
+    found = load_or_stand_in("films", synthetic)
+    return RealTask(
+        name,
+        Sampled(Windows(found["train_films"], FILMS), ITEMS, OTHERS),
+        Sampled(Windows(found["test_films"], FILMS).all(), ITEMS, OTHERS),
+        (256, 128),
+        draws(lambda: NextThing(ITEMS + 1, FILMS)),
+        _film_loss,
+        16,
+    )
+
+
+def _film_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean over the films. Where the next user begins nothing is asked; the right film is not among the others."""
+    films, others = (part.long() for part in batch)
+    following = films[:, 1:]
+    right, drawn_ones = model(films[:, :-1], following, others)
+    same = others[:, None] == following[..., None]
+    scores = torch.cat([right[..., None], drawn_ones.masked_fill(same, -math.inf)], -1)
+    asked = following > 0
+    return ((scores.logsumexp(-1) - right) * asked).sum() / asked.sum().clamp(min=1)
 
 
 def locales(name: str, synthetic: bool) -> RealTask:
