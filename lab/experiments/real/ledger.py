@@ -35,13 +35,13 @@ class Ledger:
     def __contains__(self, name: str) -> bool:
         return name in self.content["rows"]
 
-    def add(self, name: str, label: str, outcome: Outcome, rate: float, more: dict[str, Any]) -> None:
+    def add(self, name: str, outcome: Outcome, rate: float, more: dict[str, Any]) -> None:
         """A row; ``rate`` is the best one, which starts are factors of."""
         starts = [
             {"start": start, "rate": None if start is None else start * rate, "found": found, "curves": curves}
             for start, curves, found in zip(outcome.starts, outcome.curves, outcome.found, strict=True)
         ]
-        row = {"label": label, "starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
+        row = {"starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
         self.content["rows"][name] = _rounded(row)
         self.content["skipped"].pop(name, None)
 

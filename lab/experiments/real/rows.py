@@ -46,8 +46,8 @@ Found = dict[str, Outcome | str]
 class Pass(NamedTuple):
     """Rows that train together."""
 
-    rows: dict[str, str]
-    """Labels by name."""
+    rows: list[str]
+    """Their names in ``real.labels.LABELS``."""
     run: Callable[[Bench, Best, Sequence[float], Sequence[float], list[str]], Found]
     """Given the bench, the best rates, all starts, few starts and the rows that are wanted."""
 
@@ -251,19 +251,8 @@ def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[f
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(
-        {"onecycle": "OneCycle", "customary": "OneCycle, customary rate", "finder": "range test, then OneCycle"}, fixed
-    ),
-    Pass({"auto": "auto", "auto-alone": "auto, `step()` alone", "placebo": "auto, placebo"}, auto),
-    Pass(
-        {
-            "schedulefree": "Schedule-Free, default rate",
-            "schedulefree-tuned": "Schedule-Free, tuned",
-            **{name: method.label for name, method in PEERS.items()},
-            "greedy": "GreedyLR",
-        },
-        peers,
-    ),
-    Pass({"published": "HDET, corrected"}, published),  # under this key in the files,
+    Pass(["onecycle", "customary", "finder"], fixed),
+    Pass(["auto", "auto-alone", "placebo"], auto),
+    Pass(["schedulefree", "schedulefree-tuned", *PEERS, "greedy"], peers),
+    Pass(["published"], published),  # under this key in the files
 )
-LABELS: dict[str, str] = {name: label for one in PASSES for name, label in one.rows.items()}
