@@ -10,7 +10,8 @@ again, unless ``--again``. Every run of a test workload is logged with date, com
 packages are optional: `pip install '.[compare]'`, or for a machine without a registry
 `pip install --target .packages --no-deps -c constraints.txt dadaptation dog-optimizer mechanic-pytorch momo-opt
 parameterfree prodigyopt schedulefree` and ``PYTHONPATH=.packages``. Prodigy with Schedule-Free, ScheduleFree+ and
-Schedule-Free around any optimizer are written here (`real/stacked_peers.py`).
+Schedule-Free around any optimizer are written here (`real/stacked_peers.py`). adamw-calibrated and nadamw-calibrated
+need the settings of `real_calibrate.py`.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ FRONT = {
     "onecycle": "torch's OneCycleLR at each of three guesses: 1/1000, 1 and 100 times the best rate",
     "customary": "torch's OneCycleLR at the optimizer's customary rate",
     "finder": "a range test, then OneCycle at its suggestion",
+    "adamw-calibrated": "AdamW, one setting for all, tuned on six of them",
+    "nadamw-calibrated": "NadamW, one setting for all, tuned on six of them",
     "schedulefree-tuned": "Schedule-Free AdamW or SGD, at the best of five rates",
     "schedulefree": "Schedule-Free AdamW or SGD, its default rate",
     "schedulefree-own": "Schedule-Free around the same optimizer, customary rate",

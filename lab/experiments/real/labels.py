@@ -9,6 +9,8 @@ LABELS = {
     "auto": "auto",
     "auto-alone": "auto, `step()` alone",
     "placebo": "auto, placebo",
+    "adamw-calibrated": "AdamW, one setting for all workloads",
+    "nadamw-calibrated": "NadamW, one setting for all workloads",
     "schedulefree": "Schedule-Free AdamW or SGD, default rate",
     "schedulefree-tuned": "Schedule-Free AdamW or SGD, tuned",
     "schedulefree-own": "Schedule-Free around the workload's optimizer",
