@@ -123,7 +123,7 @@ class ProdigyPlus:
     def _adapt(self, numerator: Tensor, denominator: Tensor) -> None:
         """d is what the estimate says, if that is more; it begins to count once it is positive."""
         counts = (self.d > self.FIRST_D) | (numerator > 0)
-        self.numerator.mul_(self.THIRD).add_(torch.where(counts, numerator, 0))
+        self.numerator.mul_(self.THIRD).add_(torch.where(counts, numerator, torch.zeros_like(numerator)))
         hat = torch.minimum(self.d * self.GROWTH, self.numerator / denominator)
         self.d.copy_(torch.where(denominator > 0, torch.maximum(self.d, hat), self.d))
 
@@ -214,7 +214,7 @@ class ScheduleFreePlus:
         self.longest.copy_(torch.maximum(self.longest, length.clamp(min=self.SMALLEST)))
         averages = self.count > self._warm_up
         self.weight.add_(self.longest**2 * averages)
-        return torch.where(averages, self.longest**2 / self.weight, 1.0)
+        return torch.where(averages, self.longest**2 / self.weight, torch.ones_like(self.weight))
 
 
 class ScheduleFree:
