@@ -84,6 +84,8 @@ def test_prodigy_plus_is_the_package() -> None:
         group = optimizer.param_groups[0]
         assert 0.1 < group["d"] < 1  # from 1e-6: it has grown, and has ceased to grow as fast as it may
         assert rule.d[u].item() == pytest.approx(group["d"], rel=1e-4)
+        assert rule.numerator[u].item() == pytest.approx(group["d_numerator"], rel=1e-3)
+        assert rule.path[u].float().abs().sum().item() == pytest.approx(group["d_denom"], rel=5e-3)  # rounded sums
         flat = torch.cat([p.detach().flatten() for p in parameters])
         torch.testing.assert_close(theta[u], flat, rtol=1e-3, atol=1e-4)
         optimizer.eval()
