@@ -9,7 +9,9 @@ One JSON file per workload in lab/experiments/results/real/, written after every
 again, unless ``--again``. Every run of a test workload is logged with date, commit and the reason given. Other people's
 packages are optional: `pip install '.[compare]'`, or for a machine without a registry
 `pip install --target .packages --no-deps -c constraints.txt dadaptation dog-optimizer mechanic-pytorch momo-opt
-parameterfree prodigy-plus-schedule-free prodigyopt schedulefree` and ``PYTHONPATH=.packages``.
+parameterfree prodigyopt schedulefree` and ``PYTHONPATH=.packages``. Prodigy with Schedule-Free, ScheduleFree+ and
+Schedule-Free around any optimizer are written here (`real/stacked_peers.py`). adamw-calibrated and nadamw-calibrated
+need the settings of `real_calibrate.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from typing import Any
 import torch
 from provenance import commit, library, versions
 from real.bench import EVALUATIONS, Bench, evaluated_at
+from real.labels import LABELS
 from real.ledger import Ledger, log_test_run
 from real.processes import run_each
-from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
+from real.rows import EXTENSIONS, FEW, PASSES, STARTS, Best, Pass, choose
 from real.workloads import SPLITS, WORKLOADS
 from stacked import Supply
 
@@ -146,7 +149,7 @@ def _run_pass(plan: Plan, ledger: Ledger, one: Pass, bench: Bench, best: Best, w
             print(f"{name}: {outcome}", flush=True)
         else:
             more = {"commit": commit(), **({"library": library()} if name in OURS else {})}
-            ledger.add(name, LABELS[name], outcome, best.rate, more)
+            ledger.add(name, outcome, best.rate, more)
 
 
 def _wanted(plan: Plan, ledger: Ledger, one: Pass) -> list[str]:

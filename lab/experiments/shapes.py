@@ -38,6 +38,16 @@ def held(steps: int, top: float | None = None) -> Factors:
     return _fall(np.maximum(t, top), top, steps)
 
 
+def warmed(steps: int, share: float) -> Factors:
+    """Linear to 1 over a share of the run, then a cosine to 0: AlgoPerf's schedule.
+
+    >>> warmed(6, 0.34).round(3).tolist()
+    [0.5, 1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
+    """
+    t, rising = np.arange(1.0, steps + 2), max(1, round(share * steps))
+    return np.minimum(t / rising, _between(1.0, 0.0, np.clip((t - rising) / (steps - rising), 0, 1)))
+
+
 def factors(state: State, steps: Factors, constants: Constants = DEFAULT) -> Factors:
     """:meth:`State.factor` at many steps."""
     rises = (state.phase is Phase.SEARCHING) & (steps < state.peak)

@@ -35,13 +35,13 @@ class Ledger:
     def __contains__(self, name: str) -> bool:
         return name in self.content["rows"]
 
-    def add(self, name: str, label: str, outcome: Outcome, rate: float, more: dict[str, Any]) -> None:
+    def add(self, name: str, outcome: Outcome, rate: float, more: dict[str, Any]) -> None:
         """A row; ``rate`` is the best one, which starts are factors of."""
         starts = [
             {"start": start, "rate": None if start is None else start * rate, "found": found, "curves": curves}
             for start, curves, found in zip(outcome.starts, outcome.curves, outcome.found, strict=True)
         ]
-        row = {"label": label, "starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
+        row = {"starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
         self.content["rows"][name] = _rounded(row)
         self.content["skipped"].pop(name, None)
 
@@ -89,9 +89,14 @@ def log_test_run(folder: Path, workload: str, rows: Iterable[str], reason: str) 
 
 def best_rate(folder: Path, workload: str) -> float:
     """The best fixed rate, as the file of a workload has it."""
+    return float(searched(folder, workload)["best"]["rate"])
+
+
+def searched(folder: Path, workload: str) -> dict[str, Any]:
+    """The file of a workload, which must have the grid of fixed rates."""
     path = folder / f"{workload}.json"
-    content = json.loads(path.read_text()) if path.exists() else {}
+    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if "best" not in content:
         command = f"python lab/experiments/real_lr.py --workloads {workload} --rows onecycle"
         raise SystemExit(f"{path} must have the best rate, but has not. Run first: {command}")
-    return float(content["best"]["rate"])
+    return content

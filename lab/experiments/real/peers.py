@@ -1,4 +1,4 @@
-"""Methods from other people's packages, each optional.
+"""Methods of other people: from their packages, each optional, or from ``real.stacked_peers``.
 
 Methods that treat coordinates alike or look at whole norms see each run as one flat vector, which is exact for them and
 far faster; an optimizer that knows matrices sees parameters in the model's shapes. All are views into the stack.
@@ -14,12 +14,13 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from stacked import Stack
+from stacked import Stack, captured
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from real.bench import Bench
 from real.optimizers import DECAY, SGD
+from real.stacked_peers import ProdigyPlus, Rule, ScheduleFree, ScheduleFreePlus
 from real.torch_twins import TWINS
 
 SCHEDULE_FREE = dict.fromkeys(SGD, 1.0)
@@ -168,13 +169,43 @@ def radam_free(place: Place) -> Peer:
     return Switched(place, [package.RAdamScheduleFree(place.seeds(0), weight_decay=_decay(place))])
 
 
+class AllSeeds:
+    """All runs of a column by one rule, whose step is captured on a GPU."""
+
+    def __init__(self, place: Place, rule: Rule) -> None:
+        self._rule, self._replay = rule, rule.step
+        if place.bench.graph and place.theta.device.type == "cuda":
+            tensors = [place.theta, *rule.state]
+            first = [tensor.clone() for tensor in tensors]
+            self._replay = captured(rule.step)
+            for tensor, value in zip(tensors, first, strict=True):
+                tensor.copy_(value)
+
+    def step(self) -> None:
+        self._replay()
+
+    def weights(self) -> Tensor:
+        return self._rule.weights()[:, None]
+
+
 def prodigy_plus(place: Place) -> Peer:
-    """Prodigy and Schedule-Free in one, as it comes: it knows matrices, and has a rate of its own for each run."""
-    package = import_module("prodigyplus.prodigy_plus_schedulefree")
-    runs = [place.shaped(u, 0) for u in range(len(place.theta))]
-    with _silent():
-        optimizers = [package.ProdigyPlusScheduleFree(run, weight_decay=_decay(place)) for run in runs]
-    return Switched(place, optimizers)
+    """Prodigy and Schedule-Free in one, as the package's defaults are."""
+    rule = ProdigyPlus(place.theta[:, 0], place.gradients[:, 0], place.stack.layout, _decay(place))
+    return AllSeeds(place, rule)
+
+
+def schedule_free_plus(place: Place) -> Peer:
+    """ScheduleFree+ with a warm-up of 5 %."""
+    steps = place.bench.steps
+    tensors = (place.theta[:, 0], place.gradients[:, 0], place.losses[:, 0])
+    return AllSeeds(place, ScheduleFreePlus(*tensors, steps, round(WARM_UP * steps)))
+
+
+def schedule_free_own(place: Place) -> Peer:
+    """Schedule-Free around the workload's own optimizer at its customary rate, with a warm-up of 5 %."""
+    bench, stack = place.bench, place.stack
+    how = (lambda theta: bench.update(stack, theta), bench.customary, round(WARM_UP * bench.steps))
+    return AllSeeds(place, ScheduleFree(place.theta[:, 0], place.gradients[:, 0], *how))
 
 
 class Momo(Stepped):
@@ -256,20 +287,21 @@ def mechanic(place: Place) -> Peer:
 class Method(NamedTuple):
     """How a method is built, and the package it comes from."""
 
-    label: str
     package: str
     build: Callable[[Place], Peer]
 
 
 PEERS: dict[str, Method] = {
-    "prodigy": Method("Prodigy", "prodigyopt", prodigy),
-    "dadaptation": Method("D-Adaptation", "dadaptation", dadaptation),
-    "dog": Method("DoG, averaged", "dog", Averaged),
-    "mechanic": Method("Mechanic", "mechanic_pytorch", mechanic),
-    "prodigyplus": Method("Prodigy and Schedule-Free", "prodigyplus", prodigy_plus),
-    "radamfree": Method("Schedule-Free RAdam", "schedulefree", radam_free),
-    "momo": Method("MoMo", "momo", Momo),
-    "cocob": Method("COCOB", "parameterfree", cocob),
+    "prodigy": Method("prodigyopt", prodigy),
+    "dadaptation": Method("dadaptation", dadaptation),
+    "dog": Method("dog", Averaged),
+    "mechanic": Method("mechanic_pytorch", mechanic),
+    "prodigyplus": Method("torch", prodigy_plus),
+    "schedulefree-own": Method("torch", schedule_free_own),
+    "schedulefreeplus": Method("torch", schedule_free_plus),
+    "radamfree": Method("schedulefree", radam_free),
+    "momo": Method("momo", Momo),
+    "cocob": Method("parameterfree", cocob),
 }
 """Methods of one column, without a rate to start from."""
 

@@ -18,6 +18,7 @@ from stacked_replicas import Column, Method, StackedReplicas
 from hdet.ensemble.controller import Corrected
 from hdet.ensemble.design import default_length
 from real.bench import Bench, Outcome
+from real.calibrated import chosen, trained
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
 from real.together import run_together
 
@@ -46,8 +47,8 @@ Found = dict[str, Outcome | str]
 class Pass(NamedTuple):
     """Rows that train together."""
 
-    rows: dict[str, str]
-    """Labels by name."""
+    rows: list[str]
+    """Their names in ``real.labels.LABELS``."""
     run: Callable[[Bench, Best, Sequence[float], Sequence[float], list[str]], Found]
     """Given the bench, the best rates, all starts, few starts and the rows that are wanted."""
 
@@ -215,6 +216,18 @@ def peers(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float
     return found
 
 
+def calibrated(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
+    """AdamW and NadamW at the setting that was chosen on *dev*."""
+    settings = chosen()
+    found: Found = {name: "run real_calibrate.py first" for name in wanted if name not in settings}
+    there = [name for name in wanted if name in settings]
+    if there:
+        curves, seconds = trained(bench, [settings[name] for name in there])
+        nothing = [[math.nan] * len(bench.seeds)]  # the best rate is of another optimizer
+        found |= {name: Outcome([None], [rows], nothing, seconds) for name, rows in zip(there, curves, strict=True)}
+    return found
+
+
 def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
     """``max_lr="auto"`` from some guesses: as it is, without losses, and with coins for what it sees."""
     columns = [(name, start * best.rate) for name in wanted for start in few]
@@ -251,19 +264,9 @@ def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[f
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(
-        {"onecycle": "OneCycle", "customary": "OneCycle, customary rate", "finder": "range test, then OneCycle"}, fixed
-    ),
-    Pass({"auto": "auto", "auto-alone": "auto, `step()` alone", "placebo": "auto, placebo"}, auto),
-    Pass(
-        {
-            "schedulefree": "Schedule-Free, default rate",
-            "schedulefree-tuned": "Schedule-Free, tuned",
-            **{name: method.label for name, method in PEERS.items()},
-            "greedy": "GreedyLR",
-        },
-        peers,
-    ),
-    Pass({"published": "HDET, corrected"}, published),  # under this key in the files,
+    Pass(["onecycle", "customary", "finder"], fixed),
+    Pass(["auto", "auto-alone", "placebo"], auto),
+    Pass(["adamw-calibrated", "nadamw-calibrated"], calibrated),
+    Pass(["schedulefree", "schedulefree-tuned", *PEERS, "greedy"], peers),
+    Pass(["published"], published),  # under this key in the files
 )
-LABELS: dict[str, str] = {name: label for one in PASSES for name, label in one.rows.items()}

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from real.labels import LABELS
+
 SLACK, LONGEST = 1.05, 4.0
 NEAR_RATE, NEAR_LOSS = 2.0, 1.01
 """Factors to the best rate, and to the loss that it reaches, within which a run is near the best."""
@@ -193,7 +195,7 @@ def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 1
             methods[TUNED] = {1.0: curves[1.0]}
             curves = {start: rows for start, rows in curves.items() if start in starts}
         methods[name] = curves
-    labels = {name: row["label"] for name, row in content["rows"].items()}
+    labels = {name: LABELS[name] for name in content["rows"]}
     labels[TUNED], labels["onecycle"] = "OneCycle, tuned", "OneCycle, rate off"
     found = {
         name: {cell["start"]: [_or_nan(rate) / best for rate in cell["found"]] for cell in row["starts"]}

@@ -16,10 +16,11 @@ import real.peers
 import real.rows
 import real_lr
 import torch
+from real.labels import LABELS
 from real.optimizers import BUILDERS
 from real.peers import PEERS
 from real.processes import in_processes, without
-from real.rows import Best, auto, choose, fixed, peers, published, suggestion
+from real.rows import PASSES, Best, auto, choose, fixed, peers, published, suggestion
 from real.together import run_together
 from real.torch_twins import TWINS
 from shapes import onecycle
@@ -87,7 +88,7 @@ def test_twins_are_the_stack(optimizer: str) -> None:
             place, lambda p: twin.kind(twin.groups(p, place.stack.layout), lr=rate, **twin.options), shaped=True
         )
 
-    method = real.peers.Method("plain", "torch", plain)
+    method = real.peers.Method("torch", plain)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PEERS, "plain", method)
         out = run_together(here, [rate], onecycle(5) * 0 + 1, ["plain"])
@@ -100,7 +101,7 @@ def test_a_peer_that_raises_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
             raise RuntimeError("G is not positive")
 
     build = lambda place: Broken(place, torch.optim.SGD)  # noqa: E731
-    monkeypatch.setitem(PEERS, "broken", real.peers.Method("broken", "torch", build))
+    monkeypatch.setitem(PEERS, "broken", real.peers.Method("torch", build))
     out = run_together(bench(steps=4), [1e-2], onecycle(4), ["broken"])
     assert "G is not positive" in out.broken["broken"]
     assert all(math.isnan(loss) for loss in out.others["broken"][0][0])
@@ -144,13 +145,13 @@ def test_the_seeds_of_a_peer_are_strangers(name: str, optimizer: str) -> None:
     ],
 )
 def test_a_peer_is_its_package_on_a_plain_model(name: str, kind: str, options: dict[str, float]) -> None:
-    if (why := real.peers.missing(PEERS[name].package)) is not None:
+    module, _, kind = kind.rpartition(".")
+    if (why := real.peers.missing(module.partition(".")[0])) is not None:
         pytest.skip(why)
     here = bench(steps=8, seeds=(0,))
     found = run_together(here, [], onecycle(8), [name]).others[name][0][0][-1]
     model = here.task.model(0)
     parameters = [p for group in here.task.groups(model) for p in group["params"]]
-    module, _, kind = kind.rpartition(".")
     optimizer = getattr(import_module(module), kind)(parameters, **options)
     for t in range(8):
         getattr(optimizer, "train", lambda: None)()
@@ -162,6 +163,11 @@ def test_a_peer_is_its_package_on_a_plain_model(name: str, kind: str, options: d
     stack = here.stack(1)
     stack.theta[0, 0] = torch.cat([p.detach().flatten() for p in parameters])
     assert found == pytest.approx(stack.validation(stack.theta).item(), rel=1e-4)
+
+
+def test_every_row_has_a_label() -> None:
+    rows = [name for one in PASSES for name in one.rows]
+    assert sorted(rows) == sorted(LABELS)
 
 
 def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ def table(name: str = "one", **methods: dict[float | None, list[list[float]]]) -
 def content(split: str = "dev") -> dict[str, Any]:
     """As a file has it."""
 
-    def row(label: str, cells: dict[float | None, list[list[float | None]]]) -> dict[str, Any]:
+    def row(cells: dict[float | None, list[list[float | None]]]) -> dict[str, Any]:
         starts = [{"start": start, "curves": rows, "found": [0.02, 0.05]} for start, rows in cells.items()]
-        return {"label": label, "starts": starts}
+        return {"starts": starts}
 
     tuned = [[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0]]
     failed: list[list[float | None]] = [[4.0, None, None, None], [4.0, 4.5, 4.5, 4.5]]
@@ -37,9 +37,9 @@ def content(split: str = "dev") -> dict[str, Any]:
         "initial": 5.0,
         "best": {"rate": 0.01},
         "rows": {
-            "onecycle": row("OneCycle", {0.01: tuned, 1.0: tuned, 100.0: failed}),
-            "auto": row("auto", {1e-3: [[4.0, 1.0, 1.0, 0.9], [4.0, 3.0, 1.0, 0.9]], 100.0: tuned}),
-            "dog": row("DoG", {None: failed}),
+            "onecycle": row({0.01: tuned, 1.0: tuned, 100.0: failed}),
+            "auto": row({1e-3: [[4.0, 1.0, 1.0, 0.9], [4.0, 3.0, 1.0, 0.9]], 100.0: tuned}),
+            "dog": row({None: failed}),
         },
     }
 
@@ -166,7 +166,7 @@ def test_tables_and_picture(
     assert found[TUNED].area == pytest.approx((2 / 3 + (4 - 4 / 3) / 3) / 2)
     assert found["dog"].area == 0
     lines = real_table.lines_of(real_table.read(tmp_path, "dev"))
-    assert [line.label for line in lines] == ["auto", "OneCycle, tuned", "DoG"]
+    assert [line.label for line in lines] == ["auto", "OneCycle, tuned", "DoG, averaged (SGD)"]
     assert [line.ours for line in lines] == [True, False, False]
     monkeypatch.setattr("sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path / "images")])
     real_table.main()
