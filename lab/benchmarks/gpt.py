@@ -1,4 +1,4 @@
-"""A GPT for timing, and text for it that needs no data: what is timed is the same whatever the tokens are."""
+"""A GPT, and text for it that needs no data: what is timed is the same whatever the tokens are."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Size(NamedTuple):
     batch: int
     bf16: bool
     """Whether forward passes run under autocast."""
+    vocabulary: int = VOCABULARY
 
 
 SIZES = {
@@ -55,10 +56,10 @@ class GPT(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, size.width)
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
         self.places = nn.Embedding(size.context, size.width)
         self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
-        self.norm, self.out = nn.LayerNorm(size.width), nn.Linear(size.width, VOCABULARY)
+        self.norm, self.out = nn.LayerNorm(size.width), nn.Linear(size.width, size.vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -69,10 +70,10 @@ class GPT(nn.Module):
 def batches(size: Size, number: int, device: torch.device) -> list[Tensor]:
     """Sentences in which a token follows from the one before, now and then from a die."""
     dice = torch.Generator().manual_seed(0)
-    rows = [torch.randint(VOCABULARY, (number * size.batch,), generator=dice)]
+    rows = [torch.randint(size.vocabulary, (number * size.batch,), generator=dice)]
     for _ in range(size.context):
-        follows = (5 * rows[-1] + 7) % VOCABULARY
-        drawn = torch.randint(VOCABULARY, follows.shape, generator=dice)
+        follows = (5 * rows[-1] + 7) % size.vocabulary
+        drawn = torch.randint(size.vocabulary, follows.shape, generator=dice)
         rows.append(torch.where(torch.rand(follows.shape, generator=dice) < 0.2, drawn, follows))
     return list(torch.stack(rows, 1).to(device).split(size.batch))
 

@@ -215,10 +215,10 @@ def shakespeare(files: Files) -> Arrays:
 
 
 def kjv(files: Files) -> Arrays:
-    return _text(_bible(files))
+    return _text(bible(files))
 
 
-def _bible(files: Files) -> bytes:
+def bible(files: Files) -> bytes:
     """The text is one literal in a module, which is read and not imported."""
     (module,) = files.values()
     found = re.search(rb'"""(.*?)"""', module, re.DOTALL)
@@ -229,7 +229,7 @@ def _bible(files: Files) -> bytes:
 
 def words(files: Files) -> Arrays:
     """Numbers of the most frequent words, in the order of the text; of its blocks every twentieth is held out."""
-    text = re.findall(r"[a-z]+", _bible(files).decode(errors="ignore").lower())
+    text = re.findall(r"[a-z]+", bible(files).decode(errors="ignore").lower())
     number = {word: place for place, (word, _) in enumerate(Counter(text).most_common(VOCABULARY))}
     train, test = blocks_of(np.array([number[word] for word in text if word in number], np.int16))
     return {"train_words": train, "test_words": test}

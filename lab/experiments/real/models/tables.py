@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, relu
 
 from real.models.perceptrons import Perceptron
-
 from real.models.transformers import Layer
 
 
