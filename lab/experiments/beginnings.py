@@ -25,7 +25,7 @@ from relu_depth import INPUTS, WIDTH
 from stacked import Supply
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from zoo_problems import _entropy, _mse, _source, digits, layers
+from zoo_problems import _entropy, _mse, _source, digit_images, layers
 from zoo_stack import UPDATES, ZooTask
 
 from lab.tasks.transformer import Block
@@ -172,7 +172,7 @@ def noisy(g: torch.Generator, size: int) -> Batch:
 
 
 def digits(g: torch.Generator, size: int) -> Batch:
-    x, y = digits()[0]
+    x, y = digit_images()[0]
     chosen = torch.randint(len(y), (size,), generator=g)
     return x[chosen] + 0.3 * torch.randn(size, 64, generator=g), y[chosen]
 

@@ -50,7 +50,7 @@ BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
 """As GPTs are trained; norms and biases do not decay."""
 STD = 0.02
 """Of the first weights."""
-TARGET = 1.03
+TARGET = 1.01
 POINTS = 50
 """Of a row's curve of train losses."""
 

@@ -24,7 +24,7 @@ from torch.nn.functional import (
     triplet_margin_loss,
 )
 from zoo_problems import OPTIMIZERS as ZOO_OPTIMIZERS
-from zoo_problems import Attending, Recurrent, digits, layers, some_source
+from zoo_problems import Attending, Recurrent, digit_images, layers, some_source
 
 Batch = tuple[Tensor, ...]
 Draw = Callable[[torch.Generator, int], Batch]
@@ -168,7 +168,7 @@ def _yes_no(model: nn.Module, batch: Batch) -> Tensor:
 
 def _wrong_digits() -> Batch:
     """300 digits, a third of whose labels are drawn anew."""
-    x, y = (part[:300] for part in digits()[0])
+    x, y = (part[:300] for part in digit_images()[0])
     g = _generator(3)
     return x, torch.where(torch.rand(300, generator=g) < 0.33, torch.randint(10, (300,), generator=g), y)
 
@@ -387,7 +387,7 @@ def _turned() -> nn.Sequential:
         )
         head = nn.Linear(64, 4)
     optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=2e-3)
-    g, images = _generator(50), digits()[0][0].view(-1, 8, 8)
+    g, images = _generator(50), digit_images()[0][0].view(-1, 8, 8)
     for _ in range(300):
         some, turns = torch.randint(900, (64,), generator=g), torch.randint(4, (64,), generator=g)
         x = torch.stack([torch.rot90(images[i], int(k)).flatten() for i, k in zip(some, turns, strict=True)])
@@ -418,7 +418,7 @@ def _topics() -> nn.Module:
 
 
 _CANCER, _WINE = _table(load_breast_cancer, 400), _table(load_wine, 120, scaled=False)
-_DIGITS, _UNSEEN = digits()
+_DIGITS, _UNSEEN = digit_images()
 _FEW = tuple(part[:300] for part in _DIGITS)
 
 

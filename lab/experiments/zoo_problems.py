@@ -86,7 +86,7 @@ def _stretched_line(g: torch.Generator, size: int) -> Batch:
 
 
 @cache
-def digits() -> tuple[Batch, Batch]:
+def digit_images() -> tuple[Batch, Batch]:
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x = (torch.tensor(images, dtype=torch.float32)[order] / 16 - 0.3) / 0.38
@@ -96,7 +96,7 @@ def digits() -> tuple[Batch, Batch]:
 
 def _some_digits(g: torch.Generator, size: int) -> Batch:
     """Half a pixel of noise, so that none is seen twice."""
-    x, y = digits()[0]
+    x, y = digit_images()[0]
     chosen = torch.randint(len(y), (size,), generator=g)
     return x[chosen] + 0.5 * torch.randn(size, 64, generator=g), y[chosen]
 
@@ -210,7 +210,7 @@ def _problem(
 
 
 def _unseen_digits() -> Batch:
-    return digits()[1]
+    return digit_images()[1]
 
 
 PROBLEMS: dict[str, Problem] = {
