@@ -147,11 +147,13 @@ class Run:
             shape=float(self.shape[end]),
             measured=Shown(
                 moved=self._moved(measured),
+                distance=measured.way,
                 straightness=straight,
                 gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
                 rates=sums.rates,
                 stretch=self._stretch,
             ),
+            log_guess=math.log(self.guess * self.shape[end - 1]),
             estimated_log_factor=estimated_log_factor,
             has_losses=self.losses,
             has_fallen=progress.is_below,

@@ -7,10 +7,14 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
     \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
 
 where :math:`h` is OneCycle over its peak, held at 1 until there. With the estimated rate :math:`\hat\eta` of
-:mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta /
-(\text{guess} \cdot h)`; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`. A round of :math:`n` steps
-raises by at most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by
-:math:`\min(2^{n/2}, 3)`.
+:mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, a round asks for :math:`a = 2.5\,q\,\hat\eta / (\text{guess} \cdot
+h)`, and raises :math:`m` to it. Where that is no raise for the first time, gradients have turned: from then on
+:math:`A = \min(m, m\,r(t) \cdot \max(15\,q, 1))` is what is asked for, and a round makes it :math:`A^{0.85} a^{0.15}`
+if :math:`a > A`, and :math:`A e^{-0.15}` if :math:`a = 0`, but no less than a third of the largest so far. With the prior
+:math:`P = 8\,q / (|x - x_0| / \sum \eta \cdot \text{guess})`, the length of a step being measured in the first 24 steps,
+:math:`C = A\,(P / A)^{0.3}`, not further than by 3 from :math:`A`. A round of :math:`n` steps raises by at most
+:math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by :math:`\min(2^{n/2}, 3)`; it
+does raise if the path is straight, or if the loss has fallen in each eighth of it and :math:`P` is not far below.
 
 Nothing is shared with the search but the table of constants, the judge of losses and what is known of their fall, which
 are pure: the search only has to agree with this, step by step.
@@ -117,6 +121,8 @@ class Seen(NamedTuple):
     """The largest number of each gradient that was sampled in the round."""
     eta: Sequence[float] = ()
     """The rates of all steps since x_0."""
+    D: float = 0.0
+    """How far x is from x_0."""
     lost: bool = False
     """Whether some gradient was not finite."""
 
@@ -206,6 +212,13 @@ class Run:
     """``first``: the size of a step is not known; ``searching``; ``stopped``: the given rate is used."""
     m: float = c.initial_factor
     C: float = math.inf
+    """What has been found; infinite until gradients have turned."""
+    A: float = math.nan
+    """What gradients and losses ask for, from then on ..."""
+    A_max: float = math.nan
+    """... at most so far."""
+    D1: float = math.nan
+    """How far a step leads at m = 1."""
     typical: float = 1.0
     """The typical norm of the weights over their norm."""
     history: LossHistory = field(default_factory=LossHistory)
@@ -289,7 +302,8 @@ class Run:
         straight = _straight(path)
         lost = not (math.isfinite(numerator) and math.isfinite(denominator))
         sizes = self.sizes if path and not lost else []
-        return Seen(q, estimated_rate, estimated_rate / straight if straight > 0 else 0.0, sizes, eta, lost)
+        D = float((path[-1].after - path[0].x).norm()) if path else 0.0
+        return Seen(q, estimated_rate, estimated_rate / straight if straight > 0 else 0.0, sizes, eta, D, lost)
 
     def next_round(self, seen: Seen) -> None:
         """After a gradient that is NaN or infinite a new path begins."""
@@ -341,13 +355,14 @@ class Run:
         if verdict is Verdict.FALSE_ALARM:
             self.progress = Progress().after(blocks, t)
         if verdict is Verdict.FALSE_ALARM and not math.isnan(self.m_before):
-            self.m, self.C = self.m_before, self.C * self.m_before / self.m
+            up = self.m_before / self.m
+            self.m, self.C, self.A, self.A_max = self.m_before, self.C * up, self.A * up, self.A_max * up
             event = "false_alarm"
         if blocks:
             self.m_before, self.excused = math.nan, self.excused and not self.falling
         fallen = progress.is_below
         if not self.falling and has_estimate and not (self.excused and math.isfinite(self.C)):
-            self.steer(t, n, seen.estimated_rate / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa, fallen)
+            self.steer(t, n, blocks, seen, fallen)
         if fallen or math.isnan(self.pace) or self.falling or not self.kept:
             self.keep(t)
         return event
@@ -412,23 +427,42 @@ class Run:
         self.progress = self.progress.rolled_back(self.kept[0].t)
         return f"rolled_back {self.kept[0].t}"
 
-    def steer(self, t: int, n: int, estimate: float, kappa: float, fallen: bool) -> None:
-        """Raise m to 2.5 q of the estimate, or as far as a round may while the path is straight; or set a ceiling."""
-        often = (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0  # steps left out make a shorter run
-        q = 1 / (self.settings.S * often) ** c.length_exponent
-        climb = min(math.exp(min(c.max_climb * n / max((self.settings.peak + 1) * often, 1.0), 1.0)), c.max_growth)
+    def steer(self, t: int, n: int, blocks: list[Block], seen: Seen, fallen: bool) -> None:
+        """Raise m while gradients agree; from where they turn on, C = A (P / A)^0.3 with what is asked for, A."""
+        s, often = self.settings, (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0
+        S, guess = s.S * often, s.guess[s.searched[0]] * s.h(t - 1)  # steps left out make a shorter run
+        q, eta = 1 / S**c.length_exponent, math.fsum(seen.eta)
+        climb = min(math.exp(min(c.max_climb * n / max((s.peak + 1) * often, 1.0), 1.0)), c.max_growth)
         most = climb if fallen or math.isnan(self.pace) else min(c.max_growth ** (n / c.min_round), c.backoff)
-        raised = most if kappa >= 1 - q * c.straight_tolerance else c.estimate_fraction * q * estimate / self.m
-        if raised > 1:
-            self.m, self.C = min(self.m, self.C / self.settings.r(t)), math.inf  # on from the rate as it is
-            self.set_m(self.m * min(raised, most))
-        elif math.isinf(self.C):
-            self.C = self.factor(t) * max(c.ceiling * q, 1.0)
+        if len(seen.eta) <= c.prior_steps and 0 < seen.D < math.inf and eta > 0:
+            self.D1 = seen.D / eta * guess
+        P = c.prior_distance * q / self.D1
+        a = c.estimate_fraction * q * seen.estimated_rate / guess
+        means = [block.mean for block in blocks]
+        steady = self.has_losses and len(means) == 8 and all(x > y for x, y in pairwise(means))
+        on = steady and (self.m if math.isinf(self.C) else self.A) < P * c.backoff
+        if math.isinf(self.C):
+            raised = most if on or seen.kappa >= 1 - q * c.straight_tolerance else a / self.m
+            if raised > 1:
+                self.set_m(self.m * min(raised, most))
+                return
+            self.A = self.A_max = min(self.m, self.factor(t) * max(c.ceiling * q, 1.0))
+        elif on:
+            self.A *= most
+        elif a > self.A:
+            self.A *= min((a / self.A) ** c.estimate_weight, most)
+        elif a == 0:
+            self.A = max(self.A * math.exp(-c.estimate_weight), min(self.A, self.A_max / c.backoff))
+        self.A_max = max(self.A_max, self.A)
+        pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), c.backoff) if math.isfinite(P) else 1.0
+        self.C = min(self.A * pull, self.C * most)
+        self.m = max(self.m, self.C)
 
     def set_m(self, m: float) -> None:
-        """Within bounds; the ceiling goes down with it, and not up."""
+        """Within bounds; what was found goes down with it, and not up."""
         m = min(max(m, 1e-15), 1e15)
-        self.m, self.C = m, self.C * min(m / self.m, 1.0)
+        down = min(m / self.m, 1.0)
+        self.m, self.C, self.A, self.A_max = m, self.C * down, self.A * down, self.A_max * down
 
     def keep(self, t: int) -> None:
         """Four steps apart at least: it takes as many to see an explosion."""

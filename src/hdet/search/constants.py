@@ -48,12 +48,25 @@ class Constants(NamedTuple):
     estimate_fraction: float = 2.5
     """The target is raised to q times this, times the estimated rate, and further only while the path is straight (LOG,
     nothing to hand over)."""
+    estimate_weight: float = 0.15
+    """Once gradients have turned against the path, a round moves the target by this part of the way to what its
+    estimate asks for, in the logarithm; an estimate of 0 asks for one e-fold less (LOG, an estimate)."""
     straight_tolerance: float = 2.0
     """While the straightness of the path (1: no gradient has turned) is above 1 less q times this, the target is raised
     whatever the estimated rate is: few steps cannot give a high one (LOG, the first fifty steps)."""
     ceiling: float = 15.0
-    """Once the target has reached q times ``estimate_fraction`` times the estimated rate, and the path is not straight,
-    the rate rises by at most max(1, q times this), until the target is raised again (LOG, nothing to hand over)."""
+    """Where gradients first turn against the path, the rate in use times max(1, q times this) is what is asked for
+    (LOG, nothing to hand over)."""
+
+    # the prior: how long a step is at the best rate, as far as other problems tell
+    prior_distance: float = 8.0
+    """The norm of a step at the best rate of a run of S steps, times S to the power of ``length_exponent``: the
+    geometric mean over all problems and optimizers that the rule was tuned on (LOG, an estimate)."""
+    prior_weight: float = 0.3
+    """The part of the way from what the evidence asks for to the prior, in the logarithm; not further than by
+    ``backoff`` (LOG, an estimate)."""
+    prior_steps: int = 24
+    """So many steps of a path show how long a step is."""
 
     # the search
     max_growth: float = 2.0

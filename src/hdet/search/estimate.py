@@ -124,6 +124,8 @@ class Measured(NamedTuple):
     moved: float = 0.0
     """The length of the displacement over the typical norm of the weights (:func:`typical_norm`); infinite if weights
     are NaN or infinite."""
+    distance: float = 0.0
+    """The length of the displacement."""
     estimated_rate: float = 0.0
     """0 if there were no gradients, if they have turned against the path, or if one was NaN or infinite."""
     straightness: float = 0.0

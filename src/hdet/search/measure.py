@@ -227,6 +227,7 @@ class Measure:
         rate = 0.0 if is_broken else estimate(sums)
         return Measured(
             moved=_relative(moves, origins, self._typical),
+            distance=math.hypot(*moves),
             estimated_rate=rate,
             straightness=straightness(sums, rate),
             gradients=tuple([largest_size(column) for column in more[:count]]),

@@ -38,10 +38,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from hdet.events import Event, Reason
-from hdet.rollback.judge import FEWEST, LIMITS, Block, Limits, LossHistory, Verdict, judge
+from hdet.rollback.judge import BLOCKS, FEWEST, LIMITS, Block, Limits, LossHistory, Verdict, judge
 from hdet.rollback.policy import Action, Snapshot, is_due, rolled_back, with_another
 from hdet.search.constants import DEFAULT, Constants
 from hdet.search.estimate import FP32_ROUNDING, Measured
@@ -71,7 +72,14 @@ class State(NamedTuple):
     peak: float = 0.0
     """The step at which the schedule's rising phase ends: until there the rate is below the target."""
     ceiling: float = math.inf
-    """log of the most that the rate over the guess may rise to, once gradients cancel."""
+    """log of the rate over the guess that has been found, which the rate does not exceed; infinite until gradients have
+    turned for the first time."""
+    asked: float = math.nan
+    """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior ..."""
+    most_asked: float = math.nan
+    """... and the highest that it was."""
+    reach: float = math.nan
+    """log of how far a step leads at m = 1; NaN: it is not known."""
     history: LossHistory = LossHistory()
     """What is remembered of the losses."""
     snapshots: tuple[Snapshot, ...] = ()
@@ -122,7 +130,11 @@ class State(NamedTuple):
     def at(self, log_factor: float) -> State:
         """The state at another factor, within bounds; the ceiling falls with it."""
         log_factor = min(max(log_factor, LOWEST), HIGHEST)
-        return self._replace(log_factor=log_factor, ceiling=self.ceiling + min(log_factor - self.log_factor, 0.0))
+        return self._replace(log_factor=log_factor).lowered(min(log_factor - self.log_factor, 0.0))
+
+    def lowered(self, by: float) -> State:
+        """The state with another ceiling; ``by``: what is added to its logarithm."""
+        return self._replace(ceiling=self.ceiling + by, asked=self.asked + by, most_asked=self.most_asked + by)
 
 
 class Evidence(NamedTuple):
@@ -140,6 +152,8 @@ class Evidence(NamedTuple):
     """The schedule at the round's end, over its highest value."""
     measured: Measured = Measured()
     """What the steps since the beginning of the path have shown."""
+    log_guess: float = 0.0
+    """log of the rate that m = 1 stands for."""
     estimated_log_factor: float = -math.inf
     """log m of the estimated rate; -inf if that is 0: there were no gradients, or they have turned against the path."""
     made: int = 0
@@ -157,6 +171,12 @@ class Evidence(NamedTuple):
     """The mean loss of each rank, for the journal; empty: none were given."""
     highest: float = math.inf
     """log of the largest m that the user allows."""
+
+    @property
+    def falls_steadily(self) -> bool:
+        """Whether the loss has fallen in every eighth of the round: then hardly any of it is noise."""
+        means = [block.mean for block in self.blocks]
+        return self.has_losses and len(means) == BLOCKS and all(a > b for a, b in pairwise(means))
 
     @property
     def steps_per_call(self) -> float:
@@ -249,7 +269,7 @@ class Rule:
             return self._rolled_back(state, Event.ROLLED_BACK)
         event, is_harder = None, verdict is Verdict.FALSE_ALARM
         if is_harder and math.isfinite(state.slowed_from):
-            state = state._replace(ceiling=state.ceiling + state.slowed_from - state.log_factor).at(state.slowed_from)
+            state = state.lowered(state.slowed_from - state.log_factor).at(state.slowed_from)
             event = Event.FALSE_ALARM
         if evidence.blocks:  # a round without losses says nothing about the one before it
             state = state._replace(slowed_from=math.nan, excused=state.excused and not falling)
@@ -356,28 +376,73 @@ class Rule:
     # -- how the rate is raised ----------------------------------------------------------------------------------------
 
     def _steered(self, state: State, evidence: Evidence) -> State:
-        """Raise the target towards 2.5 q times the estimated rate, or, on a straight path, as far as a round may.
-
-        If neither raises it, set a ceiling to the rate, unless there is one.
-        """
+        """Raise the target as long as gradients agree; once they have turned, follow the estimate, both ways."""
         is_settled = state.excused and math.isfinite(state.ceiling)  # a path that has just begun is always straight
         if is_settled or not evidence.measured.has_estimate:
             return state
-        c, end = self.constants, evidence.span[1]
-        length = (self.total_steps or c.assumed_length * end) * evidence.steps_per_call
-        q, most = length**-c.length_exponent, self._largest_raise(state, evidence)
-        straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
-        wanted = (
-            most if straight else evidence.estimated_log_factor + math.log(q * c.estimate_fraction) - state.log_factor
-        )
-        if wanted > 0:
-            # The ceiling bounds m r(t), log_factor is log m: the raise starts from the rate in use, not from a target
-            # that the ceiling has hidden.
-            capped = min(state.ceiling - math.log(state.rise(end, c)), state.log_factor)
-            return state._replace(ceiling=math.inf).at(capped + min(wanted, most))
+        c, most = self.constants, self._largest_raise(state, evidence)
+        state = self._with_reach(state, evidence)
+        q, prior = self._length(evidence) ** -c.length_exponent, self._prior(state, evidence)
+        asked = evidence.estimated_log_factor + math.log(q * c.estimate_fraction)
         if math.isfinite(state.ceiling):
+            state = self._revised(
+                state, asked, most, goes_on=evidence.falls_steadily and self._is_near(state.asked, prior)
+            )
+            return self._drawn(state, prior, state.ceiling + most)
+        straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
+        goes_on = straight or (evidence.falls_steadily and self._is_near(state.log_factor, prior))
+        wanted = most if goes_on else asked - state.log_factor
+        if wanted > 0:
+            return state.at(state.log_factor + min(wanted, most))
+        used = math.log(state.factor(evidence.span[1], c) * max(q * c.ceiling, 1.0))
+        turned = min(state.log_factor, used)
+        return self._drawn(state._replace(asked=turned, most_asked=turned), prior, math.inf)
+
+    def _revised(self, state: State, asked: float, most: float, *, goes_on: bool) -> State:
+        """What the evidence asks for with one more estimate, ``asked``; -inf: gradients have turned.
+
+        An estimate that is lower, and not 0, says nothing: a path shows a high rate only after many steps.
+        """
+        weight = self.constants.estimate_weight
+        if goes_on:
+            now = state.asked + most
+        elif asked == -math.inf:  # one e-fold less is asked for, but a path lowers no further than a rollback
+            now = max(state.asked - weight, min(state.asked, state.most_asked - math.log(self.constants.backoff)))
+        else:
+            now = state.asked + min(weight * max(asked - state.asked, 0.0), most)
+        return state._replace(asked=now, most_asked=max(state.most_asked, now))
+
+    def _drawn(self, state: State, prior: float, highest: float) -> State:
+        """The state whose ceiling is what the evidence asks for, drawn to the prior, and not above ``highest``."""
+        furthest = math.log(self.constants.backoff)
+        pull = self.constants.prior_weight * (prior - state.asked) if math.isfinite(prior) else 0.0
+        target = min(state.asked + min(max(pull, -furthest), furthest), highest)
+        target = min(max(target, LOWEST), HIGHEST)
+        return state._replace(ceiling=target, log_factor=max(state.log_factor, target))
+
+    def _prior(self, state: State, evidence: Evidence) -> float:
+        """log m of the rate at which a step is as long as steps of other runs of this length are at their best rates.
+
+        NaN: it is not known how long steps are.
+        """
+        c = self.constants
+        return math.log(c.prior_distance) - c.length_exponent * math.log(self._length(evidence)) - state.reach
+
+    def _with_reach(self, state: State, evidence: Evidence) -> State:
+        """The state with the length of a step, as long as the path is short: later, steps go to and fro."""
+        measured = evidence.measured
+        is_short = measured.stretch <= self.constants.prior_steps
+        if not (is_short and measured.rates > 0 and 0 < measured.distance < math.inf):
             return state
-        return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
+        return state._replace(reach=math.log(measured.distance / measured.rates) + evidence.log_guess)
+
+    def _is_near(self, log_factor: float, prior: float) -> bool:
+        """Whether losses alone may raise this: they fall steadily at high rates, too, if there is no noise."""
+        return log_factor < prior + math.log(self.constants.backoff)
+
+    def _length(self, evidence: Evidence) -> float:
+        """The run's length in steps of the optimizer, as far as it is known."""
+        return (self.total_steps or self.constants.assumed_length * evidence.span[1]) * evidence.steps_per_call
 
     def _largest_raise(self, state: State, evidence: Evidence) -> float:
         """log of the most by which a round raises the target."""

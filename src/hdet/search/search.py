@@ -432,6 +432,7 @@ class Search(EqualByState):
                 moved=measured.moved if seen.is_finite else math.inf,
                 gradients=() if measured.is_broken else measured.gradients,
             ),
+            log_guess=math.log(then[memory.lead]) if then[memory.lead] > 0 else 0.0,
             estimated_log_factor=_log_ratio(measured.estimated_rate, then[memory.lead]),
             made=self._sampler.made,
             has_losses=memory.has_losses,
