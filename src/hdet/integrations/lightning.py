@@ -184,8 +184,7 @@ class AutoLR(_Callback):
             arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
         journals = [self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer))]
         known = {"model": pl_module, **arguments, "journal": journals}
-        optimizer = _only_optimizer(trainer)
-        return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
+        return auto(_only_optimizer(trainer), **known)
 
     def _check_nothing_given(self, *unused: str) -> None:
         given = {"journal": self.journal, **self.onecycle}
