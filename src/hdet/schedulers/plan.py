@@ -54,7 +54,8 @@ class Plan(NamedTuple):
     @classmethod
     def saved_in(cls, state: Mapping[str, Any]) -> Plan:
         """That of a checkpoint."""
-        return cls(state["total_steps"], state["_schedule_phases"], state["_anneal_func_type"])
+        anneal = state.get("_anneal_func_type", "cos")  # older torch saves a function in its place
+        return cls(state["total_steps"], state["_schedule_phases"], anneal)
 
     def put(self, scheduler: OneCycleLR) -> None:
         """Write it into a scheduler."""
