@@ -65,7 +65,7 @@ def run(state: AutoState, begin: int, end: int, optimizer: Any = None) -> tuple[
 def test_a_run_of_unknown_length_is_finished(finishes: str) -> None:
     """Half the steps without an end, and then it falls; or is told in its fall that it has half as many steps."""
     theirs = TorchRun(0.01)
-    scheduler = hdet.OneCycleLR(theirs.optimizer, max_lr="auto")
+    scheduler = hdet.auto(theirs.optimizer)
     state = make("sgd", 0.01).init([jnp.asarray(w) for w in weights()])
     rates = []
     plan = [(0, 110, 110 if finishes == "at once" else 300), (110, 220, None)]
@@ -99,7 +99,7 @@ def _part(state: AutoState, begin: int, end: int) -> tuple[AutoState, Out]:
 
 def test_a_rate_is_never_above_its_bound() -> None:
     theirs = TorchRun(0.01)
-    theirs.train(hdet.OneCycleLR(theirs.optimizer, max_lr="auto", total_steps=STEPS, highest=0.02), 0, STEPS)
+    theirs.train(hdet.auto(theirs.optimizer, total_steps=STEPS, highest=0.02), 0, STEPS)
     optimizer = make("sgd", 0.01, total_steps=STEPS, highest=0.02)
     _, state, out = run(optimizer.init([jnp.asarray(w) for w in weights()]), 0, STEPS, optimizer)
     np.testing.assert_allclose(out.rate, theirs.rates, rtol=1e-9)
