@@ -1,4 +1,4 @@
-"""``max_lr="auto"`` on a stack: a search for every run, by the library's own rule. What the library does to one model.
+"""``hdet.auto`` on a stack: a search for every run, by the library's own rule. What the library does to one model.
 
 Gradients and losses are summed up and kept on the device; the host looks at them where rounds end. Rules with other
 numbers, without losses, with coins in place of what they see, and plain schedules may train side by side.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from shapes import PEAK, Factors, factors, held, onecycle
+from shapes import PEAK, Factors, factors, trapezoid
 from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
@@ -59,6 +59,7 @@ class Run:
         searches: whether the rate is searched; if not, the schedule is followed at the guess.
         losses: whether ``scheduler.step(loss)`` is given losses. ``scheduler.step()`` alone is not: then the logarithms
             of gradients' sizes take their place.
+        shape: the schedule, by the number of steps. Its rise ends at 0.3 S - 1; a search holds it at 1.
         placebo: a control: coins say whether the gradients ask for as much as they can get or for nothing, and the
             losses are those of any round so far. A name for its random numbers; None: it sees what there is.
         constants, limits: the rule's numbers.
@@ -71,6 +72,7 @@ class Run:
         *,
         searches: bool = True,
         losses: bool = True,
+        shape: Callable[[int], Factors] = trapezoid,
         placebo: str | None = None,
         constants: Constants = DEFAULT,
         limits: Limits = LIMITS,
@@ -84,7 +86,8 @@ class Run:
         """The round that it is in."""
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
-        self._held, self._plain, self._peak = held(steps), onecycle(steps), PEAK * steps - 1
+        self._plain, self._peak = shape(steps), PEAK * steps - 1
+        self._held = np.where(np.arange(steps + 1) < self._peak, 1.0, self._plain)
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
         self._rounds: list[tuple[Block, ...]] = []
         self._stretch = 0

@@ -22,6 +22,7 @@ import relu_depth
 import torch
 from auto_runs import Run
 from relu_depth import INPUTS, WIDTH
+from shapes import onecycle
 from stacked import Supply
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -241,7 +242,7 @@ def case_of(name: str, seeds: int, device: torch.device, steps: int | None = Non
     rows = {"auto": {}, "auto-alone": {"losses": False}, "placebo": {"placebo": name}}
 
     def runs() -> list[Run]:
-        fixed = [Run(length, rate, searches=False) for rate in case.rates]
+        fixed = [Run(length, rate, searches=False, shape=onecycle) for rate in case.rates]
         return [*fixed, *(Run(length, guess, **options) for options in rows.values())]  # type: ignore[arg-type]
 
     all_runs = [runs() for _ in range(seeds)]

@@ -6,7 +6,7 @@
 
 Three workloads of *dev*, trained for 0.5, 1 and 2 times their length T. The measure is torch's OneCycle of that length
 at the best of seven rates. A held run has ``Rule(total_steps=None)`` and learns T when it is finished: over the last
-part F of the run, in which its rate falls as OneCycle's does. It rises over its first P steps. Beside it train:
+part F of the run, in which its rate falls by 1 - sqrt. It rises over its first P steps. Beside it train:
 
     known      the search as it is, which knows T from the first step
     fixed      the same shape at a rate that is given, the best of three: what the shape loses without any search
@@ -37,7 +37,7 @@ from provenance import commit, library, versions
 from real.ledger import save
 from real.score import scored_by
 from real_lr import tidy
-from shapes import Factors, held
+from shapes import Factors, held, onecycle
 from stacked import Supply
 
 from hdet.search.rule import Decision
@@ -163,7 +163,7 @@ class Plan:
     def columns(self, steps: int, rate: float) -> Iterator[Column]:
         """All configurations of a length."""
         for factor in FACTORS:
-            yield Column("onecycle", factor, partial(Run, steps, factor * rate, searches=False))
+            yield Column("onecycle", factor, partial(Run, steps, factor * rate, searches=False, shape=onecycle))
         for start in self.starts:
             yield Column("known", start, partial(Run, steps, start * rate))
         for fall, factor in product(self.falls, FIXED):

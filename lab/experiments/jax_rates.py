@@ -161,7 +161,7 @@ def in_torch(workload: Workload, seed: int) -> dict[str, Any]:
         "lion": Lion,
     }
     optimizer = kinds[workload.optimizer](model.parameters(), lr=workload.customary)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=workload.steps, cycle_momentum=False)
+    scheduler = hdet.auto(optimizer, total_steps=workload.steps)
     for t in range(workload.steps):
         loss = task.loss(model, task.batch(seed, t))
         optimizer.zero_grad()

@@ -12,7 +12,10 @@ from hdet.search.rule import HIGHEST, Phase, State
 Factors = np.ndarray
 """Factors at steps 0 ... S, float64. The last one is for the round that ends there."""
 PEAK = 0.3
-"""The part of a run in which OneCycle rises."""
+"""The part of a run in which the schedules rise."""
+HOLD = 0.6
+"""The part of a run after which a trapezoid falls."""
+_START, _END = 1 / 25, 1 / 25 / 1e4
 
 
 def onecycle(steps: int) -> Factors:
@@ -22,20 +25,29 @@ def onecycle(steps: int) -> Factors:
     [0.04, 0.52, 1.0, 0.95, 0.812, 0.611, 0.389, 0.188, 0.05, 0.0, 0.05]
     """
     t, top = np.arange(steps + 1.0), PEAK * steps - 1
-    rise = _between(1 / 25, 1.0, t / top) if top > 0 else np.ones_like(t)
-    return np.where(t <= top, rise, _fall(t, top, steps))
+    rise = _between(_START, 1.0, t / top) if top > 0 else np.ones_like(t)
+    return np.where(t <= top, rise, _between(1.0, _END, (t - top) / (steps - 1 - top)))
 
 
-def held(steps: int, top: float | None = None) -> Factors:
-    """The same held at 1 until its peak, or until ``top``: what ``hdet.OneCycleLR(max_lr="auto")`` multiplies.
+def trapezoid(steps: int) -> Factors:
+    """The schedule of ``hdet.auto``: up along a line, held until 60 % of the run, down by 1 - sqrt.
 
-    >>> held(10).round(3).tolist()
-    [1.0, 1.0, 1.0, 0.95, 0.812, 0.611, 0.389, 0.188, 0.05, 0.0, 0.05]
-    >>> held(10, top=7).round(3).tolist()
-    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.5]
+    >>> trapezoid(10).round(3).tolist()
+    [0.04, 0.52, 1.0, 1.0, 1.0, 1.0, 0.5, 0.293, 0.134, 0.0, 0.0]
     """
-    t, top = np.arange(steps + 1.0), PEAK * steps - 1 if top is None else top
-    return _fall(np.maximum(t, top), top, steps)
+    t, top = np.arange(steps + 1.0), PEAK * steps - 1
+    rise = _START + (1 - _START) * t / top if top > 0 else np.ones_like(t)
+    return np.where(t <= top, rise, held(steps, HOLD * steps - 1))
+
+
+def held(steps: int, top: float) -> Factors:
+    """1 until ``top``, then down as a trapezoid: a run that is finished after that step.
+
+    >>> held(10, top=7).round(3).tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.293, 0.0, 0.0]
+    """
+    part = np.clip((np.arange(steps + 1.0) - top) / (steps - 1 - top), 0, 1)
+    return _END + (1 - _END) * (1 - np.sqrt(part))
 
 
 def warmed(steps: int, share: float) -> Factors:
@@ -53,10 +65,6 @@ def factors(state: State, steps: Factors, constants: Constants = DEFAULT) -> Fac
     rises = (state.phase is Phase.SEARCHING) & (steps < state.peak)
     rise = np.where(rises, np.maximum(constants.min_rise, (steps + 1) / (state.peak + 1)), 1.0)
     return np.minimum(math.exp(state.log_factor) * rise, math.exp(min(state.ceiling, HIGHEST)))
-
-
-def _fall(t: Factors, top: float, steps: int) -> Factors:
-    return _between(1.0, 1 / 25 / 1e4, (t - top) / (steps - 1 - top))
 
 
 def _between(start: float, end: float, done: Factors) -> Factors:

@@ -1,4 +1,4 @@
-"""What ``max_lr="auto"`` says of runs that learn, and of runs that learn nothing: how often it warns of either.
+"""What ``hdet.auto`` says of runs that learn, and of runs that learn nothing: how often it warns of either.
 
     python lab/experiments/words.py                   # some minutes on one core
     python lab/experiments/words.py --kinds healthy --steps 100 --seeds 2
@@ -179,7 +179,7 @@ def run(make: Callable[[], Task], steps: int, seed: int) -> Told:
     """One run."""
     torch.manual_seed(seed)
     task = make()
-    scheduler = hdet.OneCycleLR(task.optimizer, "auto", total_steps=steps)
+    scheduler = hdet.auto(task.optimizer, total_steps=steps)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for loss, _ in zip(task.losses, range(steps), strict=False):

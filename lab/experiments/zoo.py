@@ -2,9 +2,9 @@
 
     python lab/experiments/zoo.py --json lab/experiments/results/zoo.json
 
-Ten models, six optimizers, two lengths. A cell: the final held-out loss of ``hdet.OneCycleLR(max_lr="auto")``, from
-a guess of 1e-3, over that of torch's OneCycleLR at the best of 20 fixed rates, three to a decade. One seed chooses the
-rate, others score it. The grid's losses are kept in the file and used again; delete it to run them anew.
+Ten models, six optimizers, two lengths. A cell: the final held-out loss of ``hdet.auto``, from a guess of 1e-3, over
+that of torch's OneCycleLR at the best of 20 fixed rates, three to a decade. One seed chooses the rate, others score it.
+The grid's losses are kept in the file and used again; delete it to run them anew.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def auto(problem: str, optimizer: str, length: int, seed: int, guess: float = 1e
     """hdet's, without an idea of the rate: the loss, and the rate found."""
     model = model_of(PROBLEMS[problem], seed)
     opt = OPTIMIZERS[optimizer](model.parameters(), lr=guess)
-    scheduler = hdet.OneCycleLR(opt, "auto", total_steps=length, cycle_momentum=False)
+    scheduler = hdet.auto(opt, total_steps=length)
     found = 0.0
 
     def watch(*_: object) -> None:

@@ -19,7 +19,7 @@ Make = Callable[..., Optimizer]
 
 def auto_on(optimizer: Any, steps: int, **more: Any) -> Any:
     """What users of a framework write: the scheduler, and nothing else."""
-    return hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **more)
+    return hdet.auto(optimizer, total_steps=steps, **more)
 
 
 def train(

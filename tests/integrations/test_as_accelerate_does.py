@@ -46,7 +46,7 @@ def test_the_number_of_processes_changes_nothing(processes: int, gives_loss: boo
     with quiet():
         loss = train(net, optimizer, scheduler, (batch_of(t) for t in range(300)), gives_loss=gives_loss)
     plain = loss_of_plain_loop(guess=GUESS, steps=300, gives_loss=gives_loss)
-    assert loss / plain == pytest.approx(1, abs=0.05)
+    assert loss / plain == pytest.approx(1, abs=0.1)
 
 
 def test_batches_of_an_accumulation_do_not_end_the_schedule() -> None:

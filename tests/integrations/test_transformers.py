@@ -74,7 +74,7 @@ def trainer_of(folder: Path, kind: Any = None, model: Any = None, **more: Any) -
 
 
 def auto_on(optimizer: Any, steps: int = STEPS, **more: Any) -> Any:
-    return hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **{"cycle_momentum": False, **more})
+    return hdet.auto(optimizer, total_steps=steps, **more)
 
 
 def by_hand(trainer: Any, make: Any = auto_on, gives_loss: bool = True) -> float:

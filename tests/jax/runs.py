@@ -182,7 +182,7 @@ def simulated(
         return (loss.item() + lesson.added[t] if tells else None), [grads]
 
     theta0 = [[torch.from_numpy(w) for w in weights()]]
-    settings = twin.Settings(S=steps, guess=[guess], rollback=rollback, **letters)
+    settings = twin.Settings(S=steps, guess=[guess], rollback=rollback, anneal_strategy="trapezoid", **letters)
     return twin.simulate(settings, theta0, loss_and_grad, lambda: Rule(kind))
 
 

@@ -1,6 +1,6 @@
 """Gradients and losses that were recorded in torch make the same rates in ``hdet.jax``, step by step, in float64.
 
-A small model is trained by torch's library, with the search of :class:`hdet.OneCycleLR`; its gradients and losses are
+A small model is trained by torch's library, with the search of :func:`hdet.auto`; its gradients and losses are
 kept. They are then given, as they are, to the slow twin of the rule and to :func:`hdet.jax.auto`. Of ``hdet.jax`` only
 public names are used: the rate of a step is how long its update is, over the optimizer's own direction.
 """
@@ -113,7 +113,7 @@ def recorded(kind: str, case: str) -> Record:
     trouble, model = CASES[case], two_layer()
     guess = SENSIBLE[kind] * trouble.guess
     optimizer = TORCH[kind](model.parameters(), lr=guess)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=STEPS)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS)
     record = Record(guess, [], [], [], [], [], scheduler)
     for t in range(STEPS):
         x, y = batch(t, 0)
@@ -153,7 +153,7 @@ class Directed:
 def simulated(kind: str, record: Record) -> tuple[twin.History, list[np.ndarray]]:
     """By the twin: every sequence, and the direction of every step."""
     directions: list[np.ndarray] = []
-    settings = twin.Settings(S=STEPS, guess=[record.guess])
+    settings = twin.Settings(S=STEPS, guess=[record.guess], anneal_strategy="trapezoid")
     theta0 = [[p.detach().clone() for p in two_layer().parameters()]]
     history = twin.simulate(
         settings,

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import hdet
 import hdet.jax
 from hdet.jax import AutoState
+from hdet.jax.schedule import Plan
 from tests.jax.runs import Lesson, Out, data, make, runner, step_of, weights
 from tests.models import two_layer
 
@@ -65,7 +66,7 @@ def run(state: AutoState, begin: int, end: int, optimizer: Any = None) -> tuple[
 def test_a_run_of_unknown_length_is_finished(finishes: str) -> None:
     """Half the steps without an end, and then it falls; or is told in its fall that it has half as many steps."""
     theirs = TorchRun(0.01)
-    scheduler = hdet.OneCycleLR(theirs.optimizer, max_lr="auto")
+    scheduler = hdet.auto(theirs.optimizer)
     state = make("sgd", 0.01).init([jnp.asarray(w) for w in weights()])
     rates = []
     plan = [(0, 110, 110 if finishes == "at once" else 300), (110, 220, None)]
@@ -92,6 +93,27 @@ def test_a_run_of_unknown_length_is_finished(finishes: str) -> None:
     assert mine.rate == pytest.approx(found.rate, rel=1e-9)
 
 
+def test_a_run_is_finished_while_it_is_held() -> None:
+    theirs = TorchRun(0.01)
+    scheduler = hdet.auto(theirs.optimizer, total_steps=STEPS)
+    theirs.train(scheduler, 0, 100)
+    state, before = _part(make("sgd", 0.01, total_steps=STEPS).init([jnp.asarray(w) for w in weights()]), 0, 100)
+    scheduler.finish(50)
+    theirs.train(scheduler, 100, 150)
+    state, after = _part(hdet.jax.finish(state, 50), 100, 150)
+    np.testing.assert_allclose([*before.rate, *after.rate], theirs.rates, rtol=1e-9)
+    assert int(state.memory.plan.total) == scheduler.total_steps == 150
+
+
+@pytest.mark.parametrize("steps", [2, 10, 100])
+@pytest.mark.parametrize("rise", [0.05, 0.3, 0.8])
+def test_the_plain_schedule(steps: int, rise: float) -> None:
+    theirs = TorchRun(1.0)
+    scheduler = hdet.auto(theirs.optimizer, total_steps=steps, pct_start=rise, auto_lr=False)
+    theirs.train(scheduler, 0, steps)
+    np.testing.assert_allclose(Plan.of(steps, rise, None).plain(jnp.arange(steps)), theirs.rates, rtol=1e-9)
+
+
 def _part(state: AutoState, begin: int, end: int) -> tuple[AutoState, Out]:
     _, state, out = run(state, begin, end)
     return state, out
@@ -99,7 +121,7 @@ def _part(state: AutoState, begin: int, end: int) -> tuple[AutoState, Out]:
 
 def test_a_rate_is_never_above_its_bound() -> None:
     theirs = TorchRun(0.01)
-    theirs.train(hdet.OneCycleLR(theirs.optimizer, max_lr="auto", total_steps=STEPS, highest=0.02), 0, STEPS)
+    theirs.train(hdet.auto(theirs.optimizer, total_steps=STEPS, highest=0.02), 0, STEPS)
     optimizer = make("sgd", 0.01, total_steps=STEPS, highest=0.02)
     _, state, out = run(optimizer.init([jnp.asarray(w) for w in weights()]), 0, STEPS, optimizer)
     np.testing.assert_allclose(out.rate, theirs.rates, rtol=1e-9)

@@ -27,17 +27,18 @@ class Group(NamedTuple):
     """The first step that it trains in, at ``lr``; None: it was there from the beginning."""
 
 
-def onecycle(peak: float, t: float, total: int, pct_start: float = 0.3) -> float:
+def onecycle(peak: float, t: float, total: int) -> float:
     """eta(t) of a OneCycle: a cosine from peak / 25 up to the peak, and one down to 1 / 250,000 of it."""
-    low, least, top = peak / 25, peak / 25 / 1e4, pct_start * total - 1
+    low, least, top = peak / 25, peak / 25 / 1e4, 0.3 * total - 1
     if t <= top:
         return _cosine(low, peak, t / top)
     return _cosine(peak, least, (t - top) / (total - 1 - top))
 
 
-def onecycle_held(peak: float, t: int, total: int, pct_start: float = 0.3) -> float:
-    """The same under a search, which climbs by itself: its rise is held at the peak."""
-    return onecycle(peak, max(t, pct_start * total - 1), total, pct_start)
+def trapezoid_held(peak: float, t: int, total: int) -> float:
+    """eta(t) of a trapezoid under a search: at the peak until 0.6 of the run, and from there down by 1 - sqrt."""
+    least, hold = peak / 25 / 1e4, 0.6 * total - 1
+    return peak - (peak - least) * math.sqrt(max(t - hold, 0) / (total - 1 - hold))
 
 
 def own_shape(t: int) -> float:

@@ -118,4 +118,4 @@ def test_a_step_that_a_scaler_leaves_out_for_one_of_them(bad: int) -> None:
     assert (loss, rounds) == scaled(ordered, overflows)[:2]
     assert scheduler._run._sampler.made == STEPS
     undisturbed, *_ = scaled(ordered, lambda t: None)
-    assert loss < 1.5 * undisturbed
+    assert loss < 2 * undisturbed

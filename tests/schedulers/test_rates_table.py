@@ -101,7 +101,7 @@ class Run:
         if self.face == "OneCycle":
             return reference.onecycle(group.peak, t, STEPS)
         if self.face == "auto":
-            return reference.onecycle_held(group.peak, t, STEPS)
+            return reference.trapezoid_held(group.peak, t, STEPS)
         return (reference.own_held if self.face == "auto with a schedule" else reference.own_schedule)(group, t)
 
 

@@ -201,9 +201,18 @@ def test_from_any_guess_it_goes_the_way_of_the_twin(kind: str, wrong_by: float, 
     assert first == (AGAIN if wrong_by > 1 else FIRST)
 
 
-@pytest.mark.parametrize("arguments", [{"pct_start": 0.02}, {"pct_start": 0.9, "div_factor": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"pct_start": 0.02},
+        {"pct_start": 0.9, "div_factor": 3.0},
+        {"anneal_strategy": "trapezoid"},
+        {"anneal_strategy": "trapezoid", "pct_start": 0.02},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", MU)
-def test_with_other_schedules_too(kind: str, arguments: dict[str, float]) -> None:
+def test_with_other_schedules_too(kind: str, arguments: dict[str, Any]) -> None:
     both(kind, [1.0], 150, arguments)
 
 

@@ -6,15 +6,16 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
 .. math:: \eta(t) = \text{guess} \cdot \min(m\, r(t),\, C) \cdot h(t), \quad r(t) = \max\Big(0.3,
     \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
 
-where :math:`h` is OneCycle over its peak, held at 1 until there. With the estimated rate :math:`\hat\eta` of
-:mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, a round asks for :math:`a = 2.5\,q\,\hat\eta / (\text{guess} \cdot
-h)`, and raises :math:`m` to it. Where that is no raise for the first time, gradients have turned: from then on
-:math:`A = \min(m, m\,r(t) \cdot \max(15\,q, 1))` is what is asked for, and a round makes it :math:`A^{0.85} a^{0.15}`
-if :math:`a > A`, and :math:`A e^{-0.15}` if :math:`a = 0`, but no less than a third of the largest so far. With the prior
-:math:`P = 8\,q / (|x - x_0| / \sum \eta \cdot \text{guess})`, the length of a step being measured in the first 24 steps,
-:math:`C = A\,(P / A)^{0.3}`, not further than by 3 from :math:`A`. A round of :math:`n` steps raises by at most
-:math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by :math:`\min(2^{n/2}, 3)`; it
-does raise if the path is straight, or if the loss has fallen in each eighth of it and :math:`P` is not far below.
+where :math:`h` is OneCycle over its peak, held at 1 until there, or the trapezoid of ``hdet.auto``. With the estimated
+rate :math:`\hat\eta` of :mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, a round asks for :math:`a =
+2.5\,q\,\hat\eta / (\text{guess} \cdot h)`, and raises :math:`m` to it. Where that is no raise for the first time,
+gradients have turned: from then on :math:`A = \min(m, m\,r(t) \cdot \max(15\,q, 1))` is what is asked for, and a round
+makes it :math:`A^{0.85} a^{0.15}` if :math:`a > A`, and :math:`A e^{-0.15}` if :math:`a = 0`, but no less than a third
+of the largest so far. With the prior :math:`P = 8\,q / (|x - x_0| / \sum \eta \cdot \text{guess})`, the length of a
+step being measured in the first 24 steps, :math:`C = A\,(P / A)^{0.3}`, not further than by 3 from :math:`A`. A round
+of :math:`n` steps raises by at most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not
+fallen by :math:`\min(2^{n/2}, 3)`; it does raise if the path is straight, or if the loss has fallen in each eighth of
+it and :math:`P` is not far below.
 
 Nothing is shared with the search but the table of constants, the judge of losses and what is known of their fall, which
 are pure: the search only has to agree with this, step by step.
@@ -62,6 +63,8 @@ class Settings:
     final_div_factor: float = 1e4
     rollback: bool = True
     """Whether there are snapshots."""
+    anneal_strategy: str = "cos"
+    """"trapezoid": it is held until 0.6 S - 1, and falls by 1 - sqrt."""
 
     @property
     def peak(self) -> float:
@@ -80,17 +83,20 @@ class Settings:
         return 0 if len(up) == 2 else -1 if True in up else 1
 
     def h(self, t: float) -> float:
-        """OneCycle over its peak, held at 1 until there."""
+        """The schedule over its peak, held at 1 until there."""
         floor = 1 / (self.div_factor * self.final_div_factor)
+        if self.anneal_strategy == "trapezoid":
+            hold = max(self.peak, 0.6 * self.S - 1)
+            return floor + (1 - floor) * (1 - math.sqrt(min((max(t, hold) - hold) / (self.S - 1 - hold), 1)))
         d = (max(t, self.peak) - self.peak) / (self.S - 1 - self.peak)
         return floor + (1 - floor) * (1 + math.cos(math.pi * d)) / 2
 
     def plain(self, t: float) -> float:
-        """OneCycle as torch has it."""
+        """The schedule with its rise."""
         if t >= self.peak:
             return self.h(t)
-        low = 1 / self.div_factor
-        return low + (1 - low) * (1 - math.cos(math.pi * t / self.peak)) / 2
+        low, d = 1 / self.div_factor, t / self.peak
+        return low + (1 - low) * (d if self.anneal_strategy == "trapezoid" else (1 - math.cos(math.pi * d)) / 2)
 
     def r(self, t: float) -> float:
         """The part of the target at which step t is made."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from auto_runs import AutoRuns, Run
-from shapes import onecycle
+from shapes import Factors, onecycle, trapezoid
 from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
 
@@ -30,13 +30,14 @@ OPTIMIZERS: dict[str, tuple[Callable[[Tensor], Optimizer], Callable[..., torch.o
     "adam": (Adam, torch.optim.Adam),
     "momentum": (Momentum, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
 }
+ANNEALING = {trapezoid: "trapezoid", onecycle: "cos"}
 
 
 # The product ---------------------------------------------------------------------------------------------------------
 
 
 class Product(NamedTuple):
-    """What ``hdet.OneCycleLR(max_lr="auto")`` has done."""
+    """What ``hdet.auto`` has done."""
 
     rates: list[float]
     losses: list[float]
@@ -44,14 +45,22 @@ class Product(NamedTuple):
     found: float
 
 
-def product(task: Any, optimizer: str, guess: float, *, losses: bool = True, **rule: Any) -> Product:
+def product(
+    task: Any,
+    optimizer: str,
+    guess: float,
+    *,
+    losses: bool = True,
+    shape: Callable[[int], Factors] = trapezoid,
+    **rule: Any,
+) -> Product:
     """Train one model by it; ``rule``: other numbers of its rule."""
     model = task.model(SEED)
     parameters = [p for group in task.groups(model) for p in group["params"]]
     own = OPTIMIZERS[optimizer][1](parameters, lr=guess)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hdet.SearchWarning)
-        scheduler = hdet.OneCycleLR(own, "auto", STEPS, cycle_momentum=False)
+        scheduler = hdet.auto(own, total_steps=STEPS, anneal_strategy=ANNEALING[shape])
         search = scheduler._run
         search.rule = Noted(STEPS, decisions=[], **rule)
         search._sampler = Sampler([0], search.rule.constants)
@@ -104,11 +113,12 @@ def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
         ("digits", "momentum", 1e3, {"limits": SOON}, STEPS),  # restarted, and often rolled back
         ("digits", "momentum", 1e-2, {"losses": False}, STEPS),
         ("feed", "adam", 1e-6, {}, STEPS),
+        ("feed", "adam", 1e-6, {"shape": onecycle}, STEPS),
         ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
         ("feed", "adam", 1.0, {"constants": DEFAULT._replace(max_samples=3, round_growth=0.4, min_rise=0.1)}, STEPS),
         ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
     ],
-    ids=["plain", "ruined", "norms", "low", "far", "numbers", "text"],
+    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "text"],
 )
 def test_a_run_is_what_the_product_does(
     name: str, optimizer: str, guess: float, options: dict[str, Any], until: int
@@ -131,10 +141,12 @@ def test_a_run_is_what_the_product_does(
         assert run.rolled_back == sum(one.action is Action.ROLL_BACK for _, one in slow.decisions) > 1
 
 
-def test_a_run_without_a_search_is_a_schedule() -> None:
-    runs = stacked(small("feed"), "adam", Run(60, 1e-2, searches=False), Run(60, 1e-2))
-    assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * onecycle(60)[:60]).tolist(), rel=1e-12)
-    assert runs.rates[:, 0, 1, 0].tolist() != pytest.approx((1e-2 * onecycle(60)[:60]).tolist(), rel=0.1)
+@pytest.mark.parametrize("shape", ANNEALING)
+def test_a_run_without_a_search_is_a_schedule(shape: Callable[[int], Factors]) -> None:
+    one, two = (Run(60, 1e-2, searches=searches, shape=shape) for searches in (False, True))
+    runs = stacked(small("feed"), "adam", one, two)
+    assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * shape(60)[:60]).tolist(), rel=1e-12)
+    assert runs.rates[:, 0, 1, 0].tolist() != pytest.approx((1e-2 * shape(60)[:60]).tolist(), rel=0.1)
 
 
 def test_a_placebo_tosses_its_own_coins() -> None:

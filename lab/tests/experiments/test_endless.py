@@ -12,7 +12,7 @@ import pytest
 import torch
 from auto_runs import AutoRuns, Run
 from endless import RISES, Fixed, Held, Rise
-from shapes import held
+from shapes import trapezoid
 from stacked import Adam, Stack, Supply
 
 from lab.tests.experiments.small_tasks import CPU, small
@@ -42,8 +42,8 @@ def test_the_end_is_known_when_a_run_is_finished_and_not_before() -> None:
     assert len({rates[50] for rates in longer}) == 4  # each rise has done something
 
 
-def test_a_rate_is_held_and_falls_as_onecycles_does() -> None:
-    np.testing.assert_allclose(Held(100, 1.0, RISES["50, 30 t"], 0.7).shape, held(100), rtol=1e-12)
+def test_a_rate_is_held_and_falls_as_a_trapezoid_does() -> None:
+    np.testing.assert_allclose(Held(100, 1.0, RISES["50, 30 t"], 0.4).shape[30:], trapezoid(100)[30:], rtol=1e-12)
     shape = Held(100, 1.0, RISES["50, 30 t"], 0.2).shape
     assert (shape[:80] == 1).all()
     assert (np.diff(shape[79:100]) < 0).all()

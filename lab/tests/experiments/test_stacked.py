@@ -1,4 +1,4 @@
-"""lab/experiments/stacked.py: a row of the stack is a run by itself; shapes.py: its schedules are torch's."""
+"""lab/experiments/stacked.py: a row of the stack is a run by itself; shapes.py: schedules are torch's and hdet's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from shapes import factors, onecycle
+from shapes import factors, onecycle, trapezoid
 from stacked import Adam, Momentum, Stack, Supply, TrainStep
 
+import hdet
 from hdet.search.constants import DEFAULT
 from hdet.search.rule import Phase, State
 from lab.tests.experiments.small_tasks import CPU, bench, small
@@ -88,6 +89,18 @@ def test_onecycle_is_torchs(steps: int) -> None:
         own.step()
         scheduler.step()
     np.testing.assert_allclose(onecycle(steps)[:steps], rates, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("steps", [2, 60, 100, 1000])
+def test_the_trapezoid_is_that_of_auto(steps: int) -> None:
+    own = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler, rates = hdet.auto(own, total_steps=steps, auto_lr=False), []
+    for _ in range(steps + 1):  # one more is for the round that ends there
+        rates.append(own.param_groups[0]["lr"])
+        own.step()
+        if len(rates) <= steps:
+            scheduler.step()
+    np.testing.assert_allclose(trapezoid(steps), rates, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize("phase", Phase)

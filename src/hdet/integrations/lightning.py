@@ -66,12 +66,12 @@ class AutoLR(_Callback):
         trainer = Trainer(max_epochs=10, callbacks=[AutoLR()])
 
     ``configure_optimizers`` returns only an optimizer, whose rate is a guess that may be far off. AutoLR adds
-    :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is restored:
+    the scheduler of :func:`hdet.auto`, stepped at every optimizer step, before a checkpoint is restored:
     ``fit(ckpt_path=...)`` resumes the search. The scheduler gets the loss that ``training_step`` returns, and the
     module.
 
     If ``configure_optimizers`` returns a scheduler of torch too, stepped by steps or by epochs, the rate is found on
-    that schedule (:func:`hdet.auto`).
+    that schedule.
 
     If ``configure_optimizers`` returns a scheduler of hdet, AutoLR uses that one. It gives it the training loss, logs
     its rate, and validates and saves the mean of the replicas. Then give ``journal`` and other arguments to that
@@ -87,8 +87,7 @@ class AutoLR(_Callback):
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
         finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
-        onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function from an optimizer to its
-            scheduler, and further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
+        onecycle: further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
             ``estimated_stepping_batches``.
     """
 
@@ -184,8 +183,7 @@ class AutoLR(_Callback):
             arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
         journals = [self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer))]
         known = {"model": pl_module, **arguments, "journal": journals}
-        optimizer = _only_optimizer(trainer)
-        return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
+        return auto(_only_optimizer(trainer), **known)
 
     def _check_nothing_given(self, *unused: str) -> None:
         given = {"journal": self.journal, **self.onecycle}

@@ -66,7 +66,7 @@ def _status(memory: Memory, is_last: Array) -> tuple[Status, str]:
 
 
 def finish(state: Any, steps: int) -> Any:
-    """The state of a run that ends after ``steps`` more steps: from here on the rate falls as a OneCycle does.
+    """The state of a run that ends after ``steps`` more steps: from here on the rate falls by 1 - sqrt.
 
     Call it between two steps, outside ``jit``; nothing is traced again. A rate that falls already goes on from there.
 

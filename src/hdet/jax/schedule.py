@@ -1,4 +1,4 @@
-"""The schedule of a search: a OneCycle whose fall can be moved, or the shape of an optax schedule."""
+"""The schedule of a search: a trapezoid whose fall can be moved, or the shape of an optax schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from hdet.jax.progress import LONGEST
 from hdet.search.constants import DEFAULT
 
 _FLOOR, _START = 1 / (25.0 * 1e4), 1 / 25.0
-"""Of the peak: where a OneCycle of torch's defaults ends, and where it begins."""
+"""Of the peak: where a trapezoid ends, and where it begins without a search."""
+_HOLD = 0.6
+"""The part of the run after which it falls."""
 _RISE = 0.1
 """On a schedule of the user's the search climbs for this part of the run at least, as in torch."""
 _POINTS = 2**20
@@ -30,7 +32,7 @@ class Plan(NamedTuple):
     total: Array
     """Steps of the run; :data:`hdet.jax.progress.LONGEST`: the length is unknown."""
     warm: Array
-    """Where a plain OneCycle's rise ends, if the search has stopped and the guess is used."""
+    """Where the plain rise ends, if the search has stopped and the guess is used."""
     peak: Array
     """Where the search's own climb ends."""
     falls_from: Array
@@ -42,22 +44,22 @@ class Plan(NamedTuple):
         """Of a run; ``peak``: that of a schedule of the user's."""
         end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
         climbs = end if peak is None else max(peak, _RISE * (total_steps or 0))
-        total = jnp.asarray(total_steps or LONGEST, jnp.int32)
-        return cls(total, number(end), number(climbs), number(end), jnp.asarray(peak is not None))
+        total, hold = jnp.asarray(total_steps or LONGEST, jnp.int32), _HOLD * (total_steps or 0) - 1
+        return cls(total, number(end), number(climbs), number(max(end, hold)), jnp.asarray(peak is not None))
 
     @property
     def is_endless(self) -> Array:
         return self.total == LONGEST
 
     def held(self, t: Array) -> Array:
-        """A OneCycle over its peak, held at 1 until there."""
+        """A trapezoid over its peak, held at 1 until it falls, by 1 - sqrt."""
         span = self.total - 1 - self.falls_from
         part = jnp.where(span > 0, jnp.clip((t - self.falls_from) / span, 0.0, 1.0), 0.0)
-        return jnp.where(self.is_endless, 1.0, _FLOOR + (1 - _FLOOR) * (1 + jnp.cos(jnp.pi * part)) / 2)
+        return jnp.where(self.is_endless, 1.0, _FLOOR + (1 - _FLOOR) * (1 - jnp.sqrt(part)))
 
     def plain(self, t: Array) -> Array:
-        """As torch has it."""
-        rising = _START + (1 - _START) * (1 - jnp.cos(jnp.pi * t / jnp.where(self.warm > 0, self.warm, 1.0))) / 2
+        """The same with its rise, along a line."""
+        rising = _START + (1 - _START) * t / jnp.where(self.warm > 0, self.warm, 1.0)
         return jnp.where(t < self.warm, rising, self.held(t))
 
     def finished(self, now: Array, steps: int) -> Plan:

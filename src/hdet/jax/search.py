@@ -56,8 +56,9 @@ def auto(
         base: made with the rate 1, as in ``optax.adam(1.0)``: its updates are multiplied; or by
             ``optax.inject_hyperparams``: its ``learning_rate`` is the guess, and is written.
         total_steps: the length of the run, at most 2**30; None: until :func:`hdet.jax.finish` is called.
-        schedule: an optax schedule. Only its shape counts: it is divided by its peak. None: a OneCycle.
-        pct_start: the part of the run at which a OneCycle falls.
+        schedule: an optax schedule. Only its shape counts: it is divided by its peak. None: the trapezoid of
+            :func:`hdet.auto`.
+        pct_start: the part of the run in which a trapezoid rises.
         rollback: whether two snapshots of weights and base state are kept for rollbacks.
         highest: a rate that is never exceeded; None: no bound.
 

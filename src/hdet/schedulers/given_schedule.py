@@ -142,7 +142,7 @@ def _peak_of(views: Sequence[_View], guesses: Sequence[float]) -> Peak:
         lead, which = lead - views[which].groups, which + 1
     t = views[which].highest(lead)
     rates = [view.rates_at(t) for view in views]
-    rule, cure = "above 0 at some step", "give one that has a peak, or leave it out for a OneCycle"
+    rule, cure = "above 0 at some step", "give one that has a peak, or leave it out for a trapezoid"
     must_be(rule, rates[which][lead] > 0, cure, schedule=rates[which][lead])
     return Peak(t, [rate for own in rates for rate in own])
 

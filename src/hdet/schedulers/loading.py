@@ -87,7 +87,7 @@ def refuse_mangled(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 _COUNTS = {"total_steps", "last_epoch", "_step_count"}
 _KINDS = {bool: "True or False", int: "a number", float: "a number", str: "a word", list: "a list of its items"}
-_WORDS = {"cos", "linear", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+_WORDS = {"cos", "linear", "trapezoid", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 """Of a OneCycleLR: how it anneals, and the levels between which its phases go."""
 
 

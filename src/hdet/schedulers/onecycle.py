@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.checks import STATE_WORDS, is_int, is_real, must_be, must_count, reading, shown
+from hdet.checks import STATE_WORDS, is_equal, is_int, is_real, must_be, must_count, reading, shown
 from hdet.ensemble.controller import Controller
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
@@ -52,10 +52,11 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
     guess.
 
     Args:
-        optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy,
-            base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
+        optimizer, total_steps, epochs, steps_per_epoch, pct_start, base_momentum, max_momentum,
+            div_factor, final_div_factor, three_phase, last_epoch: as in torch.
             With "auto" and without a length the rate is held until :meth:`finish` is called; ``total_steps`` is
             infinite until then. With "auto" an optimizer without momentum, such as Adagrad, has none cycled.
+        anneal_strategy: as in torch; with "auto" also "trapezoid", the schedule of :func:`hdet.auto`.
         cycle_momentum: as in torch, unless a rate is searched: then momentum stays as it is, which makes no difference.
         max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off.
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
@@ -89,7 +90,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
         pct_start: float = 0.3,
-        anneal_strategy: Literal["cos", "linear"] = "cos",
+        anneal_strategy: Literal["cos", "linear", "trapezoid"] = "cos",
         cycle_momentum: bool = True,
         base_momentum: float | list[float] = 0.85,
         max_momentum: float | list[float] = 0.95,
@@ -126,16 +127,18 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         else:
             self._run = replicas_of(optimizer, schedule, common, given)
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
-        if self._run.total_steps is None:
-            Plan.of(self).without_end().put(self)
-        self._plan = Plan.of(self)
+        plan = Plan.of(self)
+        plan = plan.trapezoid() if is_equal(anneal_strategy, "trapezoid") else plan
+        self._plan = plan.without_end() if self._run.total_steps is None else plan
         """The plan of the constructor's arguments; :meth:`finish` changes that of the schedule."""
+        self._plan.put(self)
         self._counts = group_counts(optimizer)
         """How many groups of each optimizer are known."""
         self._run.begin(optimizer)
         if self.search is not None:
             self.search.written.begin(self)
             self.search.levels = levels_of(optimizer.param_groups)
+            self._write(self._rates())  # torch's are of its own plan
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._write(self._rates())
 
     def finish(self, steps: int) -> None:
-        """End the run after ``steps`` more steps: the rate falls from here on as at the end of a OneCycle.
+        """End the run after ``steps`` more steps: the rate falls from here on as at the end of the schedule.
 
         For ``max_lr="auto"``, at any step, whether the run has an end or none. A rate that falls already falls on from
         there, faster or slower. A collective: all ranks call it at the same step. A checkpoint that was saved before
@@ -346,7 +349,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         if ours is None or search is None:
             self._plan = Plan.of(self)
         elif ours["planned"] != self._plan.length:
-            self._plan.put(self)
+            self._plan.going_on(Plan.saved_in(state_dict), t).put(self)
             search.replan(self._plan.length, self._peak())
             self._last_lr = self._rates()
         if ours is None:

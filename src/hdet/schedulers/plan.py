@@ -1,4 +1,4 @@
-"""The OneCycle: its phases, the rates in them as torch computes them, and runs that are finished or of unknown length.
+"""OneCycle and trapezoid: their phases, the rates in them, and runs that are finished or of unknown length.
 
 A phase is a dict, as in torch's OneCycleLR: the step at which it ends, and the levels between which it goes, by their
 names in a parameter group ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum").
@@ -14,6 +14,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.errors import ArgumentError
 from hdet.schedulers.arguments import check_peak
+
+_HOLD = 0.6
+"""The part of a run after which a trapezoid falls."""
 
 
 class LengthError(ArgumentError):
@@ -34,26 +37,30 @@ class LengthError(ArgumentError):
 
 
 class Plan(NamedTuple):
-    """The length and the phases of a OneCycleLR."""
+    """The length of a run and the phases of its schedule."""
 
     total_steps: float
     """Infinite if the length is unknown."""
     phases: Any
     """A list of dicts, as torch has it."""
+    anneal: str
+    """How rates go between the levels of a phase; in :data:`ANNEALINGS`."""
 
     @classmethod
     def of(cls, scheduler: OneCycleLR) -> Plan:
         """That of a scheduler, as it is now."""
-        return cls(scheduler.total_steps, scheduler._schedule_phases)
+        return cls(scheduler.total_steps, scheduler._schedule_phases, scheduler._anneal_func_type)
 
     @classmethod
     def saved_in(cls, state: Mapping[str, Any]) -> Plan:
         """That of a checkpoint."""
-        return cls(state["total_steps"], state["_schedule_phases"])
+        anneal = state.get("_anneal_func_type", "cos")  # older torch saves a function in its place
+        return cls(state["total_steps"], state["_schedule_phases"], anneal)
 
     def put(self, scheduler: OneCycleLR) -> None:
         """Write it into a scheduler."""
-        scheduler.total_steps, scheduler._schedule_phases = self  # type: ignore[assignment]  # torch only compares it
+        scheduler.total_steps = self.total_steps  # type: ignore[assignment]  # torch only compares it
+        scheduler._schedule_phases, scheduler._anneal_func_type = self.phases, self.anneal  # type: ignore[assignment]
 
     @property
     def length(self) -> int | None:
@@ -70,20 +77,27 @@ class Plan(NamedTuple):
         """Whether it was made by :meth:`finished`."""
         return bool(self.phases[0]["start_lr"] == "max_lr")
 
+    def trapezoid(self) -> Plan:
+        """It is held at its peak after its rise, until 60 % of the run, and falls by 1 - sqrt."""
+        rise, fall = self.phases[0], self.phases[-1]
+        hold = _held(max(rise["end_step"], _HOLD * self.total_steps - 1))
+        return Plan(self.total_steps, [rise, hold, fall], "trapezoid")
+
     def without_end(self) -> Plan:
         """It stays at its peak after its rise."""
-        return Plan(math.inf, [self.phases[0], _held(math.inf)])
+        return self._replace(total_steps=math.inf, phases=[self.phases[0], _held(math.inf)])
 
     def finished(self, now: int, steps: int) -> Plan:
         """The rate falls over ``steps`` steps from ``now`` on. If it falls already, it falls faster or slower."""
         end = now + steps - 1
         if not self.has_fallen(now) or steps == 1:
             fall = {**_held(end), "end_lr": "min_lr", "end_momentum": "max_momentum"}
-            return Plan(now + steps, [_held(now - 1), fall])
+            return self._replace(total_steps=now + steps, phases=[_held(now - 1), fall])
         pace = (end - now) / (self.phases[-1]["end_step"] - now)
         falls = [phase for phase in self.phases if phase["end_lr"] != "max_lr"]
         moved = [{**phase, "end_step": now + pace * (phase["end_step"] - now)} for phase in falls]
-        return Plan(now + steps, [_held(now + pace * (self.falls_from - now)), *moved])
+        phases = [_held(now + pace * (self.falls_from - now)), *moved]
+        return self._replace(total_steps=now + steps, phases=phases)
 
     def has_fallen(self, now: float) -> bool:
         """Whether it is below its peak at step ``now``, on its way down."""
@@ -102,6 +116,11 @@ class Plan(NamedTuple):
             must = f"such that the schedule falls after step {now:g}, at which the run was saved"
             got = f"{self.length}, with which it falls from step {self.falls_from:g} on"
             raise LengthError(must, got, None, found)
+
+    def going_on(self, saved: Plan, now: float) -> Plan:
+        """The plan for a run that was saved at step ``now``: if it is held already, it does not rise again."""
+        is_held = now > saved.phases[0]["end_step"] and self.phases[1]["end_lr"] == "max_lr"
+        return self._replace(phases=[saved.phases[0], *self.phases[1:]]) if is_held else self
 
 
 def _held(until: float) -> dict[str, Any]:
@@ -142,7 +161,17 @@ def _linear(start: Any, end: Any, part: float) -> Any:
     return (end - start) * part + start
 
 
-ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "linear": _linear}
+def _trapezoid(start: Any, end: Any, part: float) -> Any:
+    """Up along a line, down by 1 - sqrt; it stays at the end.
+
+    >>> [round(_trapezoid(1.0, 0.0, part), 3) for part in (0.0, 0.01, 0.25, 1.0, 1.1)]
+    [1.0, 0.9, 0.5, 0.0, 0.0]
+    """
+    part = min(part, 1.0)
+    return _linear(start, end, part if start < end else math.sqrt(part))
+
+
+ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "linear": _linear, "trapezoid": _trapezoid}
 """The value between two levels, numbers or tensors of one element, when ``part`` of a phase is over."""
 
 

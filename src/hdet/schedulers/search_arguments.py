@@ -1,4 +1,4 @@
-"""A search behind a scheduler: its arguments, on a OneCycle or on the user's schedule, and what the scheduler shows."""
+"""A search behind a scheduler: its arguments, on hdet's schedules or the user's, and what the scheduler shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import optim
 from torch.optim import Optimizer
 
-from hdet.checks import is_real, must_be, shown, users_level
+from hdet.checks import is_equal, is_real, must_be, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.writer import JournalWriter
@@ -125,15 +125,20 @@ def searched(
     if not has_end:
         refuse_given(schedule, _PARTS, "runs of known length, which it divides", "give total_steps with it")
         schedule.update(total_steps=_ENDLESS, pct_start=(DEFAULT.min_steps + 1) / _ENDLESS)  # its fall is removed later
+    if is_equal(schedule["anneal_strategy"], "trapezoid"):
+        refuse_given(schedule, {"three_phase": False}, "a OneCycle, not for a trapezoid", 'give anneal_strategy="cos"')
+        schedule["anneal_strategy"] = "linear"  # torch has no trapezoid: it is made later
     cycled, schedule["cycle_momentum"] = schedule["cycle_momentum"], False
     steps = rehearsed(optimizer, schedule).total_steps
     if not (auto_lr and steps >= DEFAULT.min_steps) and {"momentum", "betas"} & set(optimizer.defaults):
         schedule["cycle_momentum"] = cycled  # a search gains nothing by it, and torch refuses it for Adagrad
     length, more = steps if has_end else None, {name: given[name] for name in ("rollback", "highest")}
+    kind = {"anneal_strategy": given["anneal_strategy"]}
     known = {name: value for name, value in schedule.items() if has_end or name not in _PARTS}
-    told = told_of({**known, "max_lr": "auto", "guess": guesses, "auto_lr": auto_lr, **more}) | {"total_steps": length}
-    alike = alike_of({**schedule, "highest": given["highest"]})
+    told = told_of({**known, **kind, "max_lr": "auto", "guess": guesses, "auto_lr": auto_lr, **more})
+    alike = alike_of({**schedule, **kind, "highest": given["highest"]})
     alike["max_lr (the optimizer's lr)"] = alike.pop("max_lr")
+    told["total_steps"] = length
     return search_of(optimizer, common, guesses, length, told, alike, searches=auto_lr, **more)
 
 

@@ -46,6 +46,11 @@ def auto(
     They may be stepped in any order. The gradients of all optimizers are sampled before the first one of a step is
     stepped. With a GradScaler, call ``scaler.unscale_`` on every optimizer before the first ``scaler.step``.
 
+    The schedule is a *trapezoid*, unless you give one: in a run of S steps the rate rises until step 0.3 S - 1, is held
+    until 0.6 S - 1, and falls as 1 - sqrt((t - 0.6 S + 1) / 0.4 S) to 1/250,000 of its peak in the last step.
+    Without a length it is held until ``scheduler.finish(steps)`` is called, and falls in the same way. Until the hold
+    ends a run can have another length: load its checkpoint into a scheduler with another ``total_steps``.
+
     The rising phase of a schedule of your own is held at its peak, and the search climbs in its place. From the peak on
     the rate is the schedule times the factor that was found:
 
@@ -55,22 +60,21 @@ def auto(
 
     Args:
         optimizers: one, or several with different parameters.
-        total_steps: calls of ``step`` in the run. None, without ``schedule``: the rate is held until
-            ``scheduler.finish(steps)`` is called.
+        total_steps: calls of ``step`` in the run, S; None, without ``schedule``: it is unknown.
         schedule: a function from an optimizer to its scheduler; or a function from a step to a factor on the rates; or,
-            for one optimizer, a scheduler of torch or transformers on it. None: OneCycle. Its peak is found in
+            for one optimizer, a scheduler of torch or transformers on it. None: the trapezoid. A peak is found in
             advance: a scheduler is made and stepped on a stand-in, 131,072 steps at most, and a function of the step,
             also that of a LambdaLR, is called 64 times at most. Nothing of yours is copied.
         schedule_every: n: the schedule is stepped once in n steps.
         more: ``model``, ``group``, ``journal``, ``rollback``, ``highest`` as in :class:`hdet.OneCycleLR`; without a
-            schedule all of its arguments. Momenta are not cycled.
+            schedule all of its arguments, of which ``anneal_strategy="cos"`` makes a OneCycle. Momenta are not cycled.
     """
     one = as_one(optimizers)
     if schedule is not None:
         return ScheduledSearch(one, schedule, total_steps, schedule_every, **more)  # type: ignore[arg-type]  # checked
     must_be("1 without schedule=", is_equal(schedule_every, 1), "leave it out", schedule_every=schedule_every)
-    more.setdefault("cycle_momentum", False)
-    return OneCycleLR(one, "auto", total_steps=total_steps, **more)
+    known = {"anneal_strategy": "trapezoid", "cycle_momentum": False, **more}
+    return OneCycleLR(one, "auto", total_steps=total_steps, **known)
 
 
 def as_one(optimizers: Any) -> Optimizer:
