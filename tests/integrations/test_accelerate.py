@@ -19,7 +19,7 @@ import hdet
 from hdet.integrations.accelerate import keep_search, prepare
 from hdet.ranks.shards import local
 from tests.integrations.fsdp2 import sharding
-from tests.integrations.loops import auto_on, slices, train
+from tests.integrations.loops import slices, train
 from tests.problems import batch_of, final_loss, loss_of, network, quiet
 from tests.processes import run_ranks
 
@@ -128,7 +128,8 @@ def in_a_plain_loop(batches: int, gives_loss: bool = True, again_from: int = STE
     optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
     begun, again = (slices(SAMPLES, batches * SIZE, steps) for steps in (again_from, STEPS - again_from))
     with quiet():
-        return train(model, optimizer, auto_on(optimizer, STEPS), chain(begun, again), gives_loss=gives_loss)
+        scheduler = hdet.OneCycleLR(optimizer, "auto", STEPS)
+        return train(model, optimizer, scheduler, chain(begun, again), gives_loss=gives_loss)
 
 
 @pytest.mark.covers("frameworks", "Accelerate, search", "one process", "fp32")

@@ -117,6 +117,20 @@ def test_finished_while_it_falls_it_goes_on_from_there(steps: int) -> None:
     assert rates == pytest.approx([fall(part + (1 - part) * t / (steps - 1)) for t in range(steps)])
 
 
+@pytest.mark.parametrize("finishes", [None, 500])
+def test_it_is_replayed_from_a_journal(finishes: int | None, tmp_path: Path) -> None:
+    """Whose rounds end before and after the fall has begun."""
+    steps = 1000 if finishes is None else finishes + 100
+    model, optimizer, scheduler = built(1e-4, 1000, journal=tmp_path / "run.jsonl", **TRAPEZOID)
+    rates = train(model, optimizer, scheduler, range(finishes or steps))
+    if finishes is not None:
+        scheduler.finish(100)
+        rates += train(model, optimizer, scheduler, range(finishes, steps))
+    replayed = hdet.schedule_from(tmp_path / "run.jsonl", torch.optim.SGD(model.parameters(), 1.0)).lr_lambdas[0]
+    expected = [row[0] for row in rates[400:]]
+    assert [replayed(t) for t in range(400, steps)] == pytest.approx(expected, abs=1e-3 * max(expected))
+
+
 # -- another length ---------------------------------------------------------------------------------------------------
 
 

@@ -133,14 +133,14 @@ def found_schedule(journal: JournalData, every_step: bool = False) -> dict[str, 
 
 
 def _steps(found: Mapping[str, Found], every_step: bool) -> Sequence[int]:
-    known = array("q", (step for step, _ in groupby(merge(*(steps for steps, _ in found.values())))))
+    known = array("q", (step for step, _ in groupby(merge(*(one.steps for one in found.values())))))
     return range(known[0], known[-1] + 1) if every_step else known
 
 
 def _rows(found: Mapping[str, Found], steps: Sequence[int]) -> Iterator[tuple[float | None, ...]]:
     """Each step and the values there, one by one: those of a long run need not fit into memory."""
     for t in steps:
-        yield t, *(None if t < one[0][0] else value_at(t, *one) for one in found.values())
+        yield t, *(None if t < one.steps[0] else value_at(t, *one) for one in found.values())
 
 
 def _table(found: Mapping[str, Found], steps: Sequence[int]) -> dict[str, Any]:

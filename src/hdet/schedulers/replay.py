@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -21,8 +21,16 @@ from hdet.journal.reading import stream_journal
 from hdet.parameters import check_optimizer, put_rate, unwrapped
 from hdet.schedulers.arguments import rate_names
 
-Found = tuple[Sequence[int], Sequence[float]]
-"""Steps in ascending order, and the base value from each of them on."""
+
+class Found(NamedTuple):
+    """The base value of one knob over the steps of a run, as far as a journal knows it."""
+
+    steps: Sequence[int]
+    """In ascending order."""
+    values: Sequence[float]
+    """The base value at each of them."""
+    fall: tuple[float, float] | None = None
+    """The step after which a trapezoid falls, and its last one; None: it is none, or does not fall."""
 
 
 def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, Found]:
@@ -43,8 +51,8 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     Each parameter group takes the rate of its knob, by name: ``lr[1]`` is the second group's, ``lr[head]`` that of the
     group with the "name" head. A group that was added during the run has rate 0 until the step at which it was added.
     If the first group's rate is the only one in the journal, all groups take it. Between the steps of the journal the
-    square root of the rate is interpolated linearly, which follows the end of a cosine. The first step of a search,
-    and the steps that were rolled back, are left out.
+    square root of the rate is interpolated linearly, which follows the end of a cosine; the fall of a trapezoid is
+    computed. The first step of a search, and the steps that were rolled back, are left out.
 
     Args:
         journal: a file written by ``journal=``, or its data.
@@ -87,6 +95,10 @@ class _Course:
     values: array[float] = field(default_factory=lambda: array("d"))
     last: tuple[int, float] | None = None
     """Step and value at the end of the last round."""
+    top: float = 0.0
+    """The schedule's highest value so far."""
+    fall: tuple[float, float] | None = None
+    """As in :class:`Found`."""
 
     def end_round(self, step: int, before: float, after: float, start: int) -> None:
         """A round has ended with one value at its last step, and has another at ``step``, the one after it.
@@ -99,6 +111,13 @@ class _Course:
                 self.values.append(value)
         self.last = step, after
 
+    def see_fall(self, step: int, schedule: float, last: int) -> None:
+        """Of a trapezoid that ends at step ``last``: its value at ``step`` says where the fall began."""
+        self.top = max(self.top, schedule)
+        left = 1 - (1 - schedule / self.top) ** 2 if self.top > 0 else 0.0
+        if step < last and 0 < left < 1:
+            self.fall = last - (last - step) / left, last
+
     def forget_from(self, step: float) -> None:
         """Forget this step and those after it."""
         at = bisect_left(self.steps, step)
@@ -109,11 +128,11 @@ class _Course:
         first = bisect_left(self.steps, start)
         steps, values = self.steps[first:], self.values[first:]
         if not steps:
-            return [self.begins], [float(self.last[1]) if self.last is not None else 0.0]
+            return Found([self.begins], [float(self.last[1]) if self.last is not None else 0.0])
         if start <= 0 and self.begins <= 0:
-            return steps, values
+            return Found(steps, values)
         later = bisect_right(steps, self.begins)
-        return array("q", [self.begins]) + steps[later:], array("d", [values[0]]) + values[later:]
+        return Found(array("q", [self.begins]) + steps[later:], array("d", [values[0]]) + values[later:])
 
 
 def _followed(
@@ -124,7 +143,9 @@ def _followed(
     What was rolled back is forgotten, and so is the first step of a search: its rate is arbitrary.
     """
     courses: dict[str, _Course] = {}
-    total, start, before, record = (header.get("arguments") or {}).get("total_steps"), 0, 0, None
+    arguments = header.get("arguments") or {}
+    total, start, before, record = arguments.get("total_steps"), 0, 0, None
+    is_trapezoid = arguments.get("anneal_strategy") == "trapezoid"
     for record in rounds:
         step, undone = int(record["step"]), record.get("rolled_back_to")
         total = record.get("total_steps", total)  # it may change
@@ -133,6 +154,8 @@ def _followed(
         for g, name in enumerate(record.get("knobs") or header["knobs"]):  # its own, if groups were added
             course = courses[str(name)] = courses.get(str(name)) or _Course(before)
             course.end_round(step, record["base_before"][g], record["base"][g], start)
+            if is_trapezoid and total:
+                course.see_fall(step, record["shape"][g], total - 1)
             if undone is not None:  # step N began from the weights of step N
                 course.forget_from(undone)
         for name, begins in (record.get("added") or {}).items():
@@ -143,18 +166,24 @@ def _followed(
     if isinstance(total, int) and total:
         for course in courses.values():
             course.forget_from(total)
-    return {name: one.begins for name, one in courses.items()}, {n: one.found(start) for n, one in courses.items()}
+    fall = next((one.fall for one in courses.values() if one.fall), None)  # of a knob that is there from the beginning
+    found = {name: one.found(start)._replace(fall=fall) for name, one in courses.items()}
+    return {name: one.begins for name, one in courses.items()}, found
 
 
 def _rate_at(t: int, begins: int, found: Found) -> float:
     return value_at(t, *found) if t >= begins else 0.0
 
 
-def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
+def value_at(t: int, steps: Sequence[int], values: Sequence[float], fall: tuple[float, float] | None = None) -> float:
     """The value at a step: between two known ones its square root is interpolated linearly; outside the nearest.
+
+    In the fall of a trapezoid it is what has fallen since the last known one.
 
     >>> [value_at(t, [1, 3], [1.0, 9.0]) for t in (0, 2, 9)]
     [1.0, 4.0, 9.0]
+    >>> [value_at(t, [0, 9], [8.0, 0.0], fall=(5, 9)) for t in (5, 6, 9)]
+    [8.0, 4.0, 0.0]
     """
     i = bisect_right(steps, t)
     if i in (0, len(steps)):
@@ -163,6 +192,9 @@ def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
     before, after = values[i - 1], values[i]
     if done == 0:
         return before
+    if fall is not None and steps[i] > fall[0]:
+        then, now = (1 - (max(step - fall[0], 0) / (fall[1] - fall[0])) ** 0.5 for step in (steps[i - 1], t))
+        return float(before * now / then)
     if before < 0 or after < 0:
         return before + (after - before) * done
     return float((before**0.5 * (1 - done) + after**0.5 * done) ** 2)
