@@ -219,9 +219,9 @@ class Run:
     m: float = c.initial_factor
     C: float = math.inf
     """What has been found; infinite until gradients have turned."""
-    A: float = math.nan
+    A: float = math.inf
     """What gradients and losses ask for, from then on ..."""
-    A_max: float = math.nan
+    A_max: float = math.inf
     """... at most so far."""
     D1: float = math.nan
     """How far a step leads at m = 1."""
@@ -461,7 +461,7 @@ class Run:
             self.A = max(self.A * math.exp(-c.estimate_weight), min(self.A, self.A_max / c.backoff))
         self.A_max = max(self.A_max, self.A)
         pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), c.backoff) if math.isfinite(P) else 1.0
-        self.C = min(self.A * pull, self.C * most)
+        self.C = min(max(min(self.A * pull, self.C * most), 1e-15), 1e15)
         self.m = max(self.m, self.C)
 
     def set_m(self, m: float) -> None:

@@ -45,7 +45,7 @@ class Constants(NamedTuple):
     nothing to hand over; the same power was found for language models)."""
     assumed_length: float = 30.0
     """A run of unknown length is taken for one of this many times the steps so far (LOG, runs without an end)."""
-    estimate_fraction: float = 2.5
+    estimate_fraction: float = 2.0
     """The target is raised to q times this, times the estimated rate, and further only while the path is straight (LOG,
     nothing to hand over)."""
     estimate_weight: float = 0.15
@@ -62,7 +62,7 @@ class Constants(NamedTuple):
     prior_distance: float = 8.0
     """The norm of a step at the best rate of a run of S steps, times S to the power of ``length_exponent``: the
     geometric mean over all problems and optimizers that the rule was tuned on (LOG, an estimate)."""
-    prior_weight: float = 0.3
+    prior_weight: float = 0.4
     """The part of the way from what the evidence asks for to the prior, in the logarithm; not further than by
     ``backoff`` (LOG, an estimate)."""
     prior_steps: int = 24

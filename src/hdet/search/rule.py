@@ -74,9 +74,9 @@ class State(NamedTuple):
     ceiling: float = math.inf
     """log of the rate over the guess that has been found, which the rate does not exceed; infinite until gradients have
     turned for the first time."""
-    asked: float = math.nan
+    asked: float = math.inf
     """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior ..."""
-    most_asked: float = math.nan
+    most_asked: float = math.inf
     """... and the highest that it was."""
     reach: float = math.nan
     """log of how far a step leads at m = 1; NaN: it is not known."""

@@ -1,0 +1,76 @@
+"""The rule with other constants on real data: final losses over OneCycle at its best rate, all in one stack.
+
+    python lab/experiments/changed_rule.py --workloads dev,kin --change estimate_weight=0.3 prior_weight=0
+
+One JSON line for each workload: ``[ratio, rate found over the best]`` of the rule as it is and with each change, from 1/1000 of
+the best rate, geometric means over three seeds. ``--part 0/6``: every sixth workload, for processes side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from auto_runs import Run
+from problems import losses_of, problem_of
+from real.workloads import WORKLOADS
+from shapes import onecycle
+from small import constants_of, middle
+from stacked import Supply
+
+START = 1e-3
+WORST = 1e6
+
+
+def compared(name: str, changes: Sequence[str], seeds: Sequence[int], device: torch.device) -> dict[str, list[float]]:
+    """Ratios of losses and of rates, by change."""
+    problem = problem_of(name)
+    task = problem.build()
+    supply = Supply(task, seeds, problem.steps, device)
+
+    def columns() -> list[Run]:
+        fixed = Run(problem.steps, problem.rate, searches=False, shape=onecycle)
+        guess = problem.rate * START
+        return [fixed, *(Run(problem.steps, guess, constants=constants_of(change)) for change in changes)]
+
+    runs = [columns() for _ in seeds]
+    _, finals = losses_of(problem, task, seeds, supply, runs, device, graph=device.type == "cuda")
+    is_density = getattr(task, "density", False)
+
+    def score(losses: Sequence[float]) -> float:
+        scores = [math.exp(min(loss, 50.0)) if is_density else loss for loss in losses]
+        return middle(min(one, WORST) if math.isfinite(one) else WORST for one in scores)
+
+    return {
+        change: [score(finals[k]) / score(finals[0]), middle(row[k].found for row in runs) / problem.rate]
+        for k, change in enumerate(changes, 1)
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", default="dev,kin", help="names or splits; test is not run here")
+    parser.add_argument("--change", nargs="*", default=[], help="constants of the rule, as name=value,name=value")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no workload is begun after so many")
+    given = parser.parse_args(arguments)
+    asked, began = given.workloads.split(","), time.monotonic()
+    names = [w.name for w in WORKLOADS.values() if w.split != "test" and (w.name in asked or w.split in asked)]
+    part, parts = map(int, given.part.split("/"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name in names[part::parts]:
+        if time.monotonic() - began > given.seconds:
+            print(json.dumps({"workload": name, "left out": "no time"}), flush=True)
+            continue
+        found = compared(name, ["", *given.change], range(given.seeds), device)
+        shown = {change or "as it is": [round(one, 3) for one in row] for change, row in found.items()}
+        print(json.dumps({"workload": name, **shown}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
