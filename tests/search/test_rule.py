@@ -28,6 +28,8 @@ HISTORY = LossHistory(
 KEPT = (Snapshot(90, 0), Snapshot(100, 1))
 SEARCHING = State(Phase.SEARCHING, log_factor=0.0, peak=PEAK, history=HISTORY, snapshots=KEPT)
 """Well into a search, at the guess itself."""
+FOUND = SEARCHING._replace(ceiling=0.0, asked=0.0, most_asked=0.0)
+"""The same, after gradients have turned."""
 AGAIN = Event.RESTARTED
 CLIMB = math.exp(c.max_climb * 20 / (PEAK + 1))
 """The most by which a round of 20 steps raises the target, once the loss has fallen."""
@@ -159,10 +161,10 @@ def test_the_first_step_tells_how_far_a_rate_goes() -> None:
 
 @pytest.mark.parametrize(
     ("estimated_log_factor", "growth"),
-    [(0.0, 1.0), (1.0, 1.0), (1 / 0.25, 1.0), (6.0, 1.5), (8.0, CLIMB), (1e9, CLIMB)],
+    [(0.0, 1.0), (1.0, 1.0), (5.0, 1.0), (7.5, 1.5), (10.0, CLIMB), (1e9, CLIMB)],
 )
 def test_the_target_is_raised_to_a_part_of_the_reach(estimated_log_factor: float, growth: float) -> None:
-    """To q * 2.5 of it, a quarter."""
+    """To q * 2 of it, a fifth."""
     numerator = math.log(estimated_log_factor) if estimated_log_factor else -math.inf
     decision = after(SEARCHING, estimated_log_factor=numerator)
     assert math.exp(decision.state.log_factor) == pytest.approx(growth)
@@ -205,7 +207,7 @@ def test_after_a_roll_back_the_climb_is_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "end", "numerator"), [(1000, 120, 6.0), (8000, 120, 12.0), (None, 9, 3.878), (270, 9, 3.878)]
+    ("total", "end", "numerator"), [(1000, 120, 7.5), (8000, 120, 15.0), (None, 9, 4.8475), (270, 9, 4.8475)]
 )
 def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, numerator: float) -> None:
     """q = S^(-1/3): 1/10, 1/20, and 1/6.5 where S is 30 times the 9 steps so far. The estimate is 1.5 in all."""
@@ -214,20 +216,52 @@ def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, numerator:
     assert math.exp(decision.state.log_factor) == pytest.approx(1.5, rel=1e-3)
 
 
-def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
+def test_where_gradients_turn_the_rate_in_use_is_asked_for() -> None:
     """At step 120 of 299 the rate is at 121/300 of the target; 15 q is 1.5."""
     state = after(SEARCHING).state
-    assert math.exp(state.ceiling) == pytest.approx(1.5 * 121 / 300)
+    assert math.exp(state.asked) == math.exp(state.ceiling) == pytest.approx(1.5 * 121 / 300)
     assert state.factor(120) == pytest.approx(121 / 300)
     assert state.factor(299) == state.peak_factor == pytest.approx(1.5 * 121 / 300)
-    again = after(state, span=(140, 144)).state
-    assert (again.ceiling, again.log_factor) == (state.ceiling, state.log_factor)  # it is set once
-    more = after(again, estimated_log_factor=math.log(6.0)).state
-    assert more.ceiling == math.inf  # until the estimate is higher
     late = after(SEARCHING, span=(298, 299)).state
-    assert math.exp(late.ceiling) == pytest.approx(1.5)
-    long = after(SEARCHING, rule=Rule(10**6), span=(298, 299)).state
-    assert math.exp(long.ceiling) == pytest.approx(1.0)  # 15 q is 0.15, and the rate never has to fall
+    assert late.asked == 0.0  # not more than the target was
+
+
+def test_what_is_asked_for_follows_estimates_both_ways() -> None:
+    """By 0.15 of the way up, and by 0.15 e-folds down if gradients have turned; one that is only lower says nothing."""
+    lower, higher = (math.log(one / (0.1 * c.estimate_fraction)) for one in (0.5, math.e))
+    assert after(FOUND, estimated_log_factor=higher).state.asked == pytest.approx(0.15)
+    assert after(FOUND, estimated_log_factor=lower).state.asked == 0.0
+    down = after(FOUND).state
+    assert (down.asked, down.most_asked, down.ceiling) == (pytest.approx(-0.15), 0.0, pytest.approx(-0.15))
+    for _ in range(20):
+        down = after(down).state
+    assert math.exp(down.asked) == pytest.approx(1 / c.backoff)  # as low as a rollback makes it, and no lower
+    assert after(down, estimated_log_factor=higher).state.asked > down.asked
+    far = after(FOUND, estimated_log_factor=20.0).state
+    assert math.exp(far.asked) == pytest.approx(CLIMB)
+    assert far.ceiling == far.log_factor == far.asked
+
+
+@pytest.mark.parametrize("distance", [1e-9, 0.08, 0.8, 8.0, 1e9])
+def test_what_is_found_is_drawn_to_steps_of_the_usual_length(distance: float) -> None:
+    """In a run of 1000 steps that is 0.8; m = 1 stands for a rate of 10, at which a step is as long as ``distance``."""
+    state = after(FOUND, distance=distance, rates=10.0, stretch=20, log_guess=math.log(10.0), gradients=(1.0,)).state
+    prior = 0.8 / distance
+    pull = min(max((prior / math.exp(state.asked)) ** c.prior_weight, 1 / c.backoff), c.backoff)
+    assert math.exp(state.ceiling) == pytest.approx(min(math.exp(state.asked) * pull, CLIMB))
+    assert state.reach == pytest.approx(math.log(distance))
+    long_path = after(state, distance=5.0, rates=10.0, stretch=25).state
+    assert long_path.reach == state.reach  # of later steps the path says nothing
+
+
+def test_losses_without_noise_raise_what_gradients_would_not() -> None:
+    steady = tuple(Block(1.0 - k / 100, 2) for k in range(8))
+    near, short = {"log_guess": 0.0, "rates": 1.0, "stretch": 20, "distance": 0.8}, {"blocks": steady[:7]}
+    assert math.exp(after(FOUND, blocks=steady, **near).state.asked) == pytest.approx(CLIMB)
+    climbs = SEARCHING._replace(log_factor=-0.5)
+    assert after(climbs, blocks=steady, **near).state.log_factor == pytest.approx(-0.5 + math.log(CLIMB))
+    for known in (near | short, near | {"distance": 3.0}, near | {"has_losses": False}, {}):
+        assert after(FOUND, **{"blocks": steady, **known}).state.asked == pytest.approx(-0.15)
 
 
 @given(st.floats(0, 2000), st.floats(0, 2000), st.floats(-1, 1500), st.sampled_from(Phase), st.floats(-30, 30))
@@ -357,11 +391,12 @@ def test_a_ceiling_goes_down_with_the_rate_and_not_up() -> None:
 
 def test_where_it_was_the_data_the_rate_is_as_before() -> None:
     """Losses stay as high after going back."""
-    back = after(SEARCHING._replace(ceiling=-0.5), 5.0).state
-    cleared = after(back, 5.0)
+    back = after(FOUND._replace(ceiling=-0.5), 5.0).state
+    assert (back.asked, back.ceiling) == (pytest.approx(-math.log(3)), pytest.approx(-0.5 - math.log(3)))
+    cleared = after(back, 5.0, gradients=())
     assert cleared.event == HARDER
     assert (cleared.action, cleared.state.log_factor) == (Action.KEEP, 0.0)
-    assert cleared.state.ceiling == pytest.approx(-0.5)
+    assert (cleared.state.ceiling, cleared.state.asked) == (pytest.approx(-0.5), pytest.approx(0.0))
     free = after(after(SEARCHING, 5.0, shape=0.5).state, 5.0, shape=0.5).state
     assert (free.log_factor, free.ceiling) == (0.0, math.inf)
     assert math.isnan(cleared.state.slowed_from)

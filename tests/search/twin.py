@@ -8,11 +8,11 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
 
 where :math:`h` is OneCycle over its peak, held at 1 until there, or the trapezoid of ``hdet.auto``. With the estimated
 rate :math:`\hat\eta` of :mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, a round asks for :math:`a =
-2.5\,q\,\hat\eta / (\text{guess} \cdot h)`, and raises :math:`m` to it. Where that is no raise for the first time,
+2\,q\,\hat\eta / (\text{guess} \cdot h)`, and raises :math:`m` to it. Where that is no raise for the first time,
 gradients have turned: from then on :math:`A = \min(m, m\,r(t) \cdot \max(15\,q, 1))` is what is asked for, and a round
 makes it :math:`A^{0.85} a^{0.15}` if :math:`a > A`, and :math:`A e^{-0.15}` if :math:`a = 0`, but no less than a third
 of the largest so far. With the prior :math:`P = 8\,q / (|x - x_0| / \sum \eta \cdot \text{guess})`, the length of a
-step being measured in the first 24 steps, :math:`C = A\,(P / A)^{0.3}`, not further than by 3 from :math:`A`. A round
+step being measured in the first 24 steps, :math:`C = A\,(P / A)^{0.4}`, not further than by 3 from :math:`A`. A round
 of :math:`n` steps raises by at most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not
 fallen by :math:`\min(2^{n/2}, 3)`; it does raise if the path is straight, or if the loss has fallen in each eighth of
 it and :math:`P` is not far below.
@@ -434,7 +434,7 @@ class Run:
         return f"rolled_back {self.kept[0].t}"
 
     def steer(self, t: int, n: int, blocks: list[Block], seen: Seen, fallen: bool) -> None:
-        """Raise m while gradients agree; from where they turn on, C = A (P / A)^0.3 with what is asked for, A."""
+        """Raise m while gradients agree; from where they turn on, C = A (P / A)^0.4 with what is asked for, A."""
         s, often = self.settings, (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0
         S, guess = s.S * often, s.guess[s.searched[0]] * s.h(t - 1)  # steps left out make a shorter run
         q, eta = 1 / S**c.length_exponent, math.fsum(seen.eta)

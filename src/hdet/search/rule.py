@@ -3,17 +3,26 @@ r"""The rule behind ``max_lr="auto"`` of :class:`hdet.OneCycleLR`: what follows 
 A *round* is some steps in a row; the rule is asked at its end. The *path* is the way of the weights from step to step
 since the first step, or since the last rollback.
 
-**How the rate is raised.** The *guess* is the ``lr`` that the optimizer was given; the schedule that the rule gets
+**How the rate is found.** The *guess* is the ``lr`` that the optimizer was given; the schedule that the rule gets
 contains it. The *target* of a step is m x schedule, and the search looks for the factor :math:`m`, whose logarithm is
 ``log_factor``. It begins at 1/1000, and the first step shows how far a step moves the weights: from that follows an
 :math:`m` at which a step moves them by 0.5 % of their norm, whatever the guess was (:meth:`Rule._after_first_step`).
-From then on each round raises the target towards 2.5 q times the estimated rate (:mod:`hdet.search.estimate`), where
+
+*The climb.* Each round raises the target towards 2 q times the estimated rate (:mod:`hdet.search.estimate`), where
 :math:`q = S^{-1/3}` for a run of S steps: past gradients still point along the path taken, so that longer steps would
 have helped. While the path is straight, which means that hardly any gradient has turned, the target is raised whatever
-the estimate is (:meth:`Rule._steered`). What one round may add is limited (:meth:`Rule._largest_raise`). Once the
-path is not straight, and the target has reached 2.5 q times the estimate, a *ceiling* is set at max(1, 15 q) times the
-rate. While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the
-schedule falls, nothing is raised.
+the estimate is. What one round may add is limited (:meth:`Rule._largest_raise`).
+
+*The estimate.* Where 2 q times the estimate first is below the target, gradients have turned: the rate in use, times
+max(1, 15 q), is what the evidence asks for (:attr:`State.asked`). From then on it moves both ways: a round moves it by
+a part of the way to a higher estimate, and lowers it if the estimate is 0, in all by no more than a rollback does
+(:meth:`Rule._revised`). The target is drawn from there to a *prior*: at the best rates of other problems, with any
+optimizer, a step is :math:`8\,q` long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Where the loss falls steadily,
+without noise, it is raised whatever gradients say, but not far above the prior: on full batches gradients turn long
+before the rate is high enough.
+
+While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule
+falls, the target stays.
 
 **When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
 is back where it began (``Evidence.undone``), or if weights are NaN or infinite, training has diverged. It is rolled
@@ -58,7 +67,7 @@ class Phase(IntEnum):
     FIRST = 0
     """Before a first step whose length is known."""
     SEARCHING = 1
-    """The target is raised while it is below 2.5 q times the estimated rate, or the path is straight."""
+    """The rate is searched, or has been found."""
     STOPPED = 2
     """Nothing is searched: the given rate is used, on the schedule as it is. Nothing is rolled back, either."""
 
@@ -101,7 +110,7 @@ class State(NamedTuple):
         return math.exp(min(self.log_factor, self.ceiling))
 
     def factor(self, t: float, constants: Constants = DEFAULT) -> float:
-        """The factor on the schedule, which contains the guess, at step ``t``: m r(t), at most the ceiling.
+        """The factor on the schedule, which contains the guess, at step ``t``: m r(t), at most what was found.
 
         r(t) = max(0.3, (t + 1) / (peak + 1)) until the peak, then 1.
 
