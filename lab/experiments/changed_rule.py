@@ -2,8 +2,9 @@
 
     python lab/experiments/changed_rule.py --workloads dev,kin --change estimate_weight=0.3 prior_weight=0
 
-One JSON line for each workload: ``[ratio, rate found over the best]`` of the rule as it is and with each change, from 1/1000 of
-the best rate, geometric means over three seeds. ``--part 0/6``: every sixth workload, for processes side by side.
+One JSON line for each workload: ``[ratio, rate found over the best]`` of the rule as it is and with each change, from
+1/1000 of the best rate, geometric means over three seeds. ``--part 0/6``: every sixth workload, for processes side by
+side.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Sequence
 
 import torch
 from auto_runs import Run
-from problems import losses_of, problem_of
 from real.workloads import WORKLOADS
 from shapes import onecycle
 from small import constants_of, middle
 from stacked import Supply
+
+from problems import losses_of, problem_of
 
 START = 1e-3
 WORST = 1e6

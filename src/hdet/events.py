@@ -37,6 +37,8 @@ class Reason(str, Enum):
     ADOPTED = "adopted"
     NOT_FALLEN = "not_fallen"
     AT_BOUND = "at_bound"
+    STILL_RISING = "still_rising"
+    UNUSUAL = "unusual"
 
     @property
     def text(self) -> str:
@@ -53,6 +55,8 @@ _REASONS: dict[str, str] = {
     Reason.ADOPTED: "the checkpoint is of torch's own scheduler, without a search",
     Reason.NOT_FALLEN: "the train loss has not fallen, or hardly",
     Reason.AT_BOUND: "at the bound you gave",
+    Reason.STILL_RISING: "the schedule fell while the rate was still rising",
+    Reason.UNUSUAL: "steps are more than ten times longer or shorter than other runs' at their best rates",
 }
 _EVENTS: dict[str, str] = {
     Event.FIRST_STEP: "first step",

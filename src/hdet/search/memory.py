@@ -15,6 +15,12 @@ from hdet.search.progress import CLEAR, SURE, Progress
 from hdet.search.reporting import Found, Status
 from hdet.search.rule import Decision, Evidence, Phase, State
 
+_ERROR, _DISAGREEMENT, _ERROR_ALONE = 0.8, 0.3, 1.2
+"""Deviation of the logarithm of a rate that was found from the best one: if the evidence agrees with the prior, what it
+gains with their distance, and without a prior (LOG, an estimate)."""
+_UNUSUAL = math.log(10.0)
+"""The distance of evidence and prior from which on the rate is in doubt."""
+
 
 @dataclass
 class Memory:
@@ -67,7 +73,26 @@ class Memory:
             return "searching", None
         if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
             return ("stopped", Reason.NOT_FALLEN) if self.is_falling else ("searching", None)
-        return "settled", Reason.AT_BOUND if self.is_bound else None
+        doubt = self._doubt
+        return ("settled", Reason.AT_BOUND if self.is_bound else None) if doubt is None else ("unsure", doubt)
+
+    @property
+    def _doubt(self) -> Reason | None:
+        """What speaks against the rate that was found, unless the user has bounded it."""
+        if self.is_bound:
+            return None
+        if math.isinf(self.found.ceiling):
+            return Reason.STILL_RISING
+        return Reason.UNUSUAL if abs(self.found.asked - self.found.prior) > _UNUSUAL else None
+
+    @property
+    def within(self) -> float:
+        """The factor within which the best rate is, two times out of three; infinite as long as gradients agree."""
+        found = self.found
+        if math.isinf(found.ceiling):
+            return math.inf
+        apart = found.asked - found.prior
+        return math.exp(math.hypot(_ERROR, _DISAGREEMENT * apart) if math.isfinite(apart) else _ERROR_ALONE)
 
     @property
     def told(self) -> Found:
@@ -75,7 +100,7 @@ class Memory:
         (status, why), factor = self.status, self.found.peak_factor
         rates = tuple([peak * factor for peak in self.peaks])
         rate = (rates[self.lead] if rates else 0.0) or math.nan
-        return Found(rate, status, self.rolled_back, rates, why.text if why else "")
+        return Found(rate, status, self.rolled_back, rates, why.text if why else "", self.within)
 
     def signed(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round with the sign in which lower is better; if none is ever given, the logarithms of the

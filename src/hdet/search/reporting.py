@@ -27,7 +27,7 @@ NEW_CYCLE = "begins a new OneCycle with that peak"
 REPLAYS = "replays the rates of the run step by step"
 """... and what ``hdet.schedule_from`` does."""
 _logger = logging.getLogger("hdet")
-Status: TypeAlias = Literal["searching", "settled", "stopped", "too short"]
+Status: TypeAlias = Literal["searching", "settled", "unsure", "stopped", "too short"]
 _LEARN = (
     "See whether the model learns a single batch, and whether its layers are dead; another guess, another "
     "initialisation or highest= may help. If the loss need not fall (as in GANs and policy gradients), give none: "
@@ -48,15 +48,21 @@ class Found:
         rate: the peak rate, of the first parameter group that is searched. NaN until a round has ended.
         status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
             for three rounds of a run of unknown length; and the train loss, if given, has fallen beyond its noise;
-            "stopped": no rate will be found; "too short": the run has fewer steps than the search needs.
+            "unsure": the same, but the rate may well be wrong, and ``why`` says what speaks against it; "stopped": no
+            rate will be found; "too short": the run has fewer steps than the search needs.
         rolled_back: how often training was rolled back to earlier weights.
         rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
             in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty until a round has
             ended.
-        why: what has stopped the search, or that the rate has settled at the bound; otherwise empty.
+        why: what has stopped the search, what makes it unsure, or that the rate has settled at the bound; otherwise
+            empty.
+        within: two times out of three the best rate is within this factor of ``rate``, above or below. Infinite while
+            nothing but a lower bound is known.
 
-    >>> print(Found(0.0671234, "settled", rolled_back=1))
-    found 0.067, settled, rolled back once
+    >>> print(Found(0.0671234, "settled", rolled_back=1, within=2.4))
+    found 0.067 within a factor 2.4, settled, rolled back once
+    >>> print(Found(0.0671234, "unsure", why=Reason.STILL_RISING.text))
+    found 0.067, unsure (the schedule fell while the rate was still rising), never rolled back
     >>> print(Found(0.01, "settled", why=Reason.AT_BOUND.text))
     found 0.01, settled (at the bound you gave), never rolled back
     >>> print(Found(0.067, "stopped", why=Reason.NOT_FALLEN.text))
@@ -70,6 +76,7 @@ class Found:
     rolled_back: int = 0
     rates: tuple[float, ...] = ()
     why: str = ""
+    within: float = math.inf
 
     @property
     def settled(self) -> bool:
@@ -88,8 +95,10 @@ class Found:
         often = words.get(self.rolled_back, f"rolled back {self.rolled_back} times")
         status = "still searching" if self.status == "searching" else self.status
         why = f" ({self.why})" if self.why else ""
-        verb = "found" if self.status in ("searching", "settled") else "at"
-        return f"{verb} {self.max_lr}, {status}{why}, {often}"
+        verb = "found" if self.status in ("searching", "settled", "unsure") else "at"
+        is_told = self.status in ("settled", "unsure") and self.within < math.inf
+        within = f" within a factor {self.within:.2g}" if is_told else ""
+        return f"{verb} {self.max_lr}{within}, {status}{why}, {often}"
 
 
 def warn(text: str, kind: type[Warning] = SearchWarning) -> None:
@@ -186,6 +195,7 @@ def record_of(
         "estimated_rate": math.exp(evidence.estimated_log_factor) * then[memory.lead],
         "found": found.rate,
         "found_rates": list(found.rates),
+        "within": found.within if found.within < math.inf else None,
         "status": found.status,
         "why": None if why is None else why.value,
         "not_finite": [r for r, own in enumerate(evidence.losses) if not math.isfinite(own)],

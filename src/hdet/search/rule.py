@@ -87,6 +87,8 @@ class State(NamedTuple):
     """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior ..."""
     most_asked: float = math.inf
     """... and the highest that it was."""
+    prior: float = math.nan
+    """log of the rate over the guess that the ceiling is drawn to; NaN: there is none."""
     reach: float = math.nan
     """log of how far a step leads at m = 1; NaN: it is not known."""
     history: LossHistory = LossHistory()
@@ -427,7 +429,7 @@ class Rule:
         pull = self.constants.prior_weight * (prior - state.asked) if math.isfinite(prior) else 0.0
         target = min(state.asked + min(max(pull, -furthest), furthest), highest)
         target = min(max(target, LOWEST), HIGHEST)
-        return state._replace(ceiling=target, log_factor=max(state.log_factor, target))
+        return state._replace(ceiling=target, log_factor=max(state.log_factor, target), prior=prior)
 
     def _prior(self, state: State, evidence: Evidence) -> float:
         """log m of the rate at which a step is as long as steps of other runs of this length are at their best rates.
