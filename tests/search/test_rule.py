@@ -250,7 +250,7 @@ def test_what_is_found_is_drawn_to_steps_of_the_usual_length(distance: float) ->
     pull = min(max((prior / math.exp(state.asked)) ** c.prior_weight, 1 / c.backoff), c.backoff)
     assert math.exp(state.ceiling) == pytest.approx(min(math.exp(state.asked) * pull, CLIMB))
     assert state.reach == pytest.approx(math.log(distance))
-    long_path = after(state, distance=5.0, rates=10.0, stretch=25).state
+    long_path = after(state, distance=5.0, rates=10.0, stretch=41).state
     assert long_path.reach == state.reach  # of later steps the path says nothing
 
 

@@ -12,7 +12,7 @@ rate :math:`\hat\eta` of :mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, a
 gradients have turned: from then on :math:`A = \min(m, m\,r(t) \cdot \max(15\,q, 1))` is what is asked for, and a round
 makes it :math:`A^{0.85} a^{0.15}` if :math:`a > A`, and :math:`A e^{-0.15}` if :math:`a = 0`, but no less than a third
 of the largest so far. With the prior :math:`P = 8\,q / (|x - x_0| / \sum \eta \cdot \text{guess})`, the length of a
-step being measured in the first 24 steps, :math:`C = A\,(P / A)^{0.4}`, not further than by 3 from :math:`A`. A round
+step being measured in the first 40 steps, :math:`C = A\,(P / A)^{0.4}`, not further than by 3 from :math:`A`. A round
 of :math:`n` steps raises by at most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not
 fallen by :math:`\min(2^{n/2}, 3)`; it does raise if the path is straight, or if the loss has fallen in each eighth of
 it and :math:`P` is not far below.
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from hdet.rollback.judge import Block, LossHistory, Verdict, judge
+from hdet.search import lag
 from hdet.search.constants import DEFAULT as c
 from hdet.search.progress import Progress
 
@@ -402,10 +403,10 @@ class Run:
     def lags(self, q: float, eta: Sequence[float]) -> bool:
         """Whether x came less far, for the rates since x_0, than a way to and fro of shrinking steps would."""
         n, total = len(eta), math.fsum(eta)
-        if not (1 < n <= c.lag_window and q > 0):
+        if not (1 < n <= lag.WINDOW and q > 0):
             return False
         raised, shorter = total / n / self.eta1, self.pace * total / q
-        return raised >= c.lag_min_raise and shorter >= raised**c.lag_exponent and shorter >= c.lag_wander * n
+        return raised >= lag.MIN_RAISE and shorter >= raised**lag.EXPONENT and shorter >= lag.WANDER * n
 
     def innocent(self, blocks: list[Block]) -> bool:
         """Whether nothing was wrong until the weights were NaN or infinite, for the first time."""
@@ -440,7 +441,7 @@ class Run:
         q, eta = 1 / S**c.length_exponent, math.fsum(seen.eta)
         climb = min(math.exp(min(c.max_climb * n / max((s.peak + 1) * often, 1.0), 1.0)), c.max_growth)
         most = climb if fallen or math.isnan(self.pace) else min(c.max_growth ** (n / c.min_round), c.backoff)
-        if len(seen.eta) <= c.prior_steps and 0 < seen.D < math.inf and eta > 0:
+        if len(seen.eta) <= c.min_steps and 0 < seen.D < math.inf and eta > 0:
             self.D1 = seen.D / eta * guess
         P = c.prior_distance * q / self.D1
         a = c.estimate_fraction * q * seen.estimated_rate / guess

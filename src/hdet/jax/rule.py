@@ -13,6 +13,7 @@ from hdet.jax.numbers import Array, choose, number
 from hdet.jax.progress import Outlook
 from hdet.rollback.judge import FEWEST, Verdict
 from hdet.rollback.policy import Action
+from hdet.search import lag
 from hdet.search.constants import DEFAULT as C
 from hdet.search.estimate import FP32_ROUNDING
 from hdet.search.rule import HIGHEST, LOWEST, Phase
@@ -183,10 +184,8 @@ def _after_first_step(state: State, evidence: Evidence) -> Decision:
 def _lags(state: State, evidence: Evidence) -> Array:
     stretch, rates, moved = evidence.stretch, evidence.rates, evidence.moved
     raised, shorter = rates / stretch / state.rate, state.pace * rates / moved
-    is_told = (stretch > 1) & (stretch <= C.lag_window) & (rates > 0) & (moved > 0)
-    return (
-        is_told & (raised >= C.lag_min_raise) & (shorter >= jnp.maximum(raised**C.lag_exponent, C.lag_wander * stretch))
-    )
+    is_told = (stretch > 1) & (stretch <= lag.WINDOW) & (rates > 0) & (moved > 0)
+    return is_told & (raised >= lag.MIN_RAISE) & (shorter >= jnp.maximum(raised**lag.EXPONENT, lag.WANDER * stretch))
 
 
 def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) -> Decision:

@@ -1,12 +1,13 @@
 """The rule's numbers: what each means, why it has this value, and what tested it.
 
-The rule is the one behind ``max_lr="auto"`` of :class:`hdet.OneCycleLR` (:mod:`hdet.search.rule`).
+The rule is the one behind :func:`hdet.auto` (:mod:`hdet.search.rule`).
 
-LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *nothing to hand over*, whose table says
-what the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. The numbers of the
-two judges of losses are elsewhere: has training diverged? :mod:`hdet.rollback.judge`; has the loss fallen at all?
-:mod:`hdet.search.progress`. The *target* is the factor m times the schedule, S the number of steps of the run, and "the
-loss has fallen" means :attr:`Progress.is_below <hdet.search.progress.Progress.is_below>`.
+LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *an estimate* and *nothing to hand over*,
+whose tables say what the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. The
+numbers of three judges are elsewhere: has training diverged? :mod:`hdet.rollback.judge`; has the loss fallen at all?
+:mod:`hdet.search.progress`; do steps follow the rate? :mod:`hdet.search.lag`. The *target* is the factor m times the
+schedule, S the number of steps of the run, and "the loss has fallen" means :attr:`Progress.is_below
+<hdet.search.progress.Progress.is_below>`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Constants(NamedTuple):
     # the first step
     min_steps: int = 40
     """Runs of fewer steps use the given rate: they would end before a rate is found (LOG, reach). In a run of unknown
-    length the rate is below the target until this step."""
+    length the rate is below the target until this step. So many steps of a path show how long a step is."""
     initial_factor: float = 1e-3
     """The factor on the guess at which the first step is taken. If it moves nothing, it is made again at a rate higher
     by as much; if weights are NaN or infinite after it, at a rate lower by as much (LOG, reach)."""
@@ -65,8 +66,6 @@ class Constants(NamedTuple):
     prior_weight: float = 0.4
     """The part of the way from what the evidence asks for to the prior, in the logarithm; not further than by
     ``backoff`` (LOG, an estimate)."""
-    prior_steps: int = 24
-    """So many steps of a path show how long a step is."""
 
     # the search
     max_growth: float = 2.0
@@ -83,18 +82,6 @@ class Constants(NamedTuple):
     backoff: float = 3.0
     """What the rate is divided by if training has diverged (LOG, nothing to hand over). Until the loss has fallen, no
     round raises the target by more."""
-
-    # The search stops if steps do not follow the rate: with the mean rate since the first step raised by a factor R, at
-    # least lag_min_raise, and n steps made, at most lag_window, the weights have moved less far than the sum of rates
-    # says, by max(R^lag_exponent, lag_wander n) or more (LOG, follow).
-    lag_window: int = 64
-    """Later, weights near a minimum move no further at any rate."""
-    lag_min_raise: float = 20.0
-    """A smaller raise tells nothing."""
-    lag_exponent: float = 0.75
-    """1 would be steps that do not depend on the rate at all."""
-    lag_wander: float = 3.0
-    """On a path to and fro, steps that shrink as Adagrad's do move the weights less far by a factor n."""
 
 
 DEFAULT = Constants()

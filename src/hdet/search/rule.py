@@ -33,9 +33,9 @@ a rollback are as high as before it, the data have become harder, and the rate i
 stopped (:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept and restored is decided in
 :mod:`hdet.rollback.policy`, which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
 
-The numbers are in :mod:`hdet.search.constants`, except those of the two judges of losses: :mod:`hdet.rollback.judge`
-(has training diverged?), whose ``FEWEST`` also says how many steps snapshots are apart, and
-:mod:`hdet.search.progress` (has the loss fallen at all?). The bounds of log m are below; ``_QUIET`` in
+The numbers are in :mod:`hdet.search.constants`, except those of three judges: :mod:`hdet.rollback.judge` (has training
+diverged?), whose ``FEWEST`` also says how many steps snapshots are apart, :mod:`hdet.search.progress` (has the loss
+fallen at all?) and :mod:`hdet.search.lag` (do steps follow the rate?). The bounds of log m are below; ``_QUIET`` in
 :mod:`hdet.search.search` says when a run of unknown length has settled. :class:`hdet.search.search.Search` carries the
 decisions out.
 """
@@ -55,6 +55,7 @@ from hdet.rollback.judge import BLOCKS, FEWEST, LIMITS, Block, Limits, LossHisto
 from hdet.rollback.policy import Action, Snapshot, is_due, rolled_back, with_another
 from hdet.search.constants import DEFAULT, Constants
 from hdet.search.estimate import FP32_ROUNDING, Measured
+from hdet.search.lag import lags
 from hdet.search.progress import Progress
 
 LOWEST, HIGHEST = math.log(1e-15), math.log(1e15)
@@ -270,7 +271,8 @@ class Rule:
             return Decision(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
             return self._after_first_step(state, evidence)
-        if self._ignores_rate(state, evidence.measured):
+        rates, steps = evidence.measured.rates, evidence.measured.stretch
+        if lags(state.pace, state.rate, moved=moved, rates=rates, steps=steps):
             return self._stop(Reason.RATE_IGNORED)
         falling = evidence.shape < self.constants.fall_start
         if not math.isfinite(moved) and self._is_bad_batch(state, evidence, falling):
@@ -317,14 +319,6 @@ class Rule:
         if moved >= c.relative_step * c.max_growth:
             return restart._replace(state=state, event=Event.RESTARTED)
         return self._keeping(decision._replace(state=state), evidence.span[1])
-
-    def _ignores_rate(self, state: State, measured: Measured) -> bool:
-        """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
-        c, (moved, rates, stretch) = self.constants, (measured.moved, measured.rates, measured.stretch)
-        if not (1 < stretch <= c.lag_window and rates > 0 and moved > 0):
-            return False  # steps may have the rate of the one before, as ASGD's have: one alone says nothing
-        raised, shorter = rates / stretch / state.rate, state.pace * rates / moved
-        return raised >= c.lag_min_raise and shorter >= max(raised**c.lag_exponent, c.lag_wander * stretch)
 
     # -- when training is rolled back ---------------------------------------------------------------------------------
 
@@ -436,13 +430,15 @@ class Rule:
 
         NaN: it is not known how long steps are.
         """
+        if math.isnan(state.reach):
+            return math.nan
         c = self.constants
         return math.log(c.prior_distance) - c.length_exponent * math.log(self._length(evidence)) - state.reach
 
     def _with_reach(self, state: State, evidence: Evidence) -> State:
         """The state with the length of a step, as long as the path is short: later, steps go to and fro."""
         measured = evidence.measured
-        is_short = measured.stretch <= self.constants.prior_steps
+        is_short = measured.stretch <= self.constants.min_steps
         if not (is_short and measured.rates > 0 and 0 < measured.distance < math.inf):
             return state
         return state._replace(reach=math.log(measured.distance / measured.rates) + evidence.log_guess)
