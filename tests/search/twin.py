@@ -224,6 +224,8 @@ class Run:
     """What gradients and losses ask for, from then on ..."""
     A_max: float = math.inf
     """... at most so far."""
+    ruined: bool = False
+    """Whether training has diverged: then only estimates raise A, and P does not."""
     D1: float = math.nan
     """How far a step leads at m = 1."""
     typical: float = 1.0
@@ -362,7 +364,7 @@ class Run:
         if verdict is Verdict.FALSE_ALARM:
             self.progress = Progress().after(blocks, t)
         if verdict is Verdict.FALSE_ALARM and not math.isnan(self.m_before):
-            up = self.m_before / self.m
+            up, self.ruined = self.m_before / self.m, False
             self.m, self.C, self.A, self.A_max = self.m_before, self.C * up, self.A * up, self.A_max * up
             event = "false_alarm"
         if blocks:
@@ -423,7 +425,7 @@ class Run:
 
     def diverged(self, progress: Progress) -> str:
         """To the older of the two copies, at a third of the rate."""
-        m, self.excused = self.m, False
+        m, self.excused, self.ruined = self.m, False, True
         self.set_m(m / c.backoff)
         self.path, self.pace = [], math.nan
         if not self.kept:
@@ -447,7 +449,7 @@ class Run:
         a = c.estimate_fraction * q * seen.estimated_rate / guess
         means = [block.mean for block in blocks]
         steady = self.has_losses and len(means) == 8 and all(x > y for x, y in pairwise(means))
-        on = steady and (self.m if math.isinf(self.C) else self.A) < P * c.backoff
+        on = steady and not self.ruined and (self.m if math.isinf(self.C) else self.A) < P * c.backoff
         if math.isinf(self.C):
             raised = most if on or seen.kappa >= 1 - q * c.straight_tolerance else a / self.m
             if raised > 1:
@@ -461,7 +463,8 @@ class Run:
         elif a == 0:
             self.A = max(self.A * math.exp(-c.estimate_weight), min(self.A, self.A_max / c.backoff))
         self.A_max = max(self.A_max, self.A)
-        pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), c.backoff) if math.isfinite(P) else 1.0
+        most_up = 1.0 if self.ruined else c.backoff
+        pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), most_up) if math.isfinite(P) else 1.0
         self.C = min(max(min(self.A * pull, self.C * most), 1e-15), 1e15)
         self.m = max(self.m, self.C)
 

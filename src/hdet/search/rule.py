@@ -88,6 +88,9 @@ class State(NamedTuple):
     """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior ..."""
     most_asked: float = math.inf
     """... and the highest that it was."""
+    has_diverged: bool = False
+    """Whether training has diverged, and not because data became harder: then neither the prior nor losses raise what
+    is asked for, since both have led there."""
     prior: float = math.nan
     """log of the rate over the guess that the ceiling is drawn to; NaN: there is none."""
     reach: float = math.nan
@@ -283,6 +286,7 @@ class Rule:
         event, is_harder = None, verdict is Verdict.FALSE_ALARM
         if is_harder and math.isfinite(state.slowed_from):
             state = state.lowered(state.slowed_from - state.log_factor).at(state.slowed_from)
+            state = state._replace(has_diverged=False)
             event = Event.FALSE_ALARM
         if evidence.blocks:  # a round without losses says nothing about the one before it
             state = state._replace(slowed_from=math.nan, excused=state.excused and not falling)
@@ -355,7 +359,7 @@ class Rule:
             excused=is_excused,
         )
         if not is_excused:
-            after = after.at(state.log_factor - math.log(self.constants.backoff))
+            after = after.at(state.log_factor - math.log(self.constants.backoff))._replace(has_diverged=True)
         if not after.snapshots:  # these weights stay
             after = after._replace(history=state.history.cleared())
             return Decision(after, Action.GO_ON, event=Event.SLOWED_DOWN, resets_path=True)
@@ -389,14 +393,14 @@ class Rule:
         state = self._with_reach(state, evidence)
         q, prior = self._length(evidence) ** -c.length_exponent, self._prior(state, evidence)
         asked = evidence.estimated_log_factor + math.log(q * c.estimate_fraction)
+        # Losses that fall steadily do so at rates that are too high, too, if there is no noise.
+        steady = evidence.falls_steadily and not state.has_diverged
         if math.isfinite(state.ceiling):
-            state = self._revised(
-                state, asked, most, goes_on=evidence.falls_steadily and self._is_near(state.asked, prior)
-            )
-            return self._drawn(state, prior, state.ceiling + most)
+            goes_on = steady and state.asked < prior + math.log(c.backoff)
+            return self._drawn(self._revised(state, asked, most, goes_on=goes_on), prior, state.ceiling + most)
+        goes_on = steady and state.log_factor < prior + math.log(c.backoff)
         straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
-        goes_on = straight or (evidence.falls_steadily and self._is_near(state.log_factor, prior))
-        wanted = most if goes_on else asked - state.log_factor
+        wanted = most if straight or goes_on else asked - state.log_factor
         if wanted > 0:
             return state.at(state.log_factor + min(wanted, most))
         used = math.log(state.factor(evidence.span[1], c) * max(q * c.ceiling, 1.0))
@@ -421,7 +425,7 @@ class Rule:
         """The state whose ceiling is what the evidence asks for, drawn to the prior, and not above ``highest``."""
         furthest = math.log(self.constants.backoff)
         pull = self.constants.prior_weight * (prior - state.asked) if math.isfinite(prior) else 0.0
-        target = min(state.asked + min(max(pull, -furthest), furthest), highest)
+        target = min(state.asked + min(max(pull, -furthest), 0.0 if state.has_diverged else furthest), highest)
         target = min(max(target, LOWEST), HIGHEST)
         return state._replace(ceiling=target, log_factor=max(state.log_factor, target), prior=prior)
 
@@ -442,10 +446,6 @@ class Rule:
         if not (is_short and measured.rates > 0 and 0 < measured.distance < math.inf):
             return state
         return state._replace(reach=math.log(measured.distance / measured.rates) + evidence.log_guess)
-
-    def _is_near(self, log_factor: float, prior: float) -> bool:
-        """Whether losses alone may raise this: they fall steadily at high rates, too, if there is no noise."""
-        return log_factor < prior + math.log(self.constants.backoff)
 
     def _length(self, evidence: Evidence) -> float:
         """The run's length in steps of the optimizer, as far as it is known."""
