@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,8 @@ class Run:
         shape: the schedule, by the number of steps. Its rise ends at 0.3 S - 1; a search holds it at 1.
         placebo: a control: coins say whether the gradients ask for as much as they can get or for nothing, and the
             losses are those of any round so far. A name for its random numbers; None: it sees what there is.
+        ratios: factors on the rates of parameter groups, by their names; 1 for those that are not named. The rule sees
+            the rate without them.
         constants, limits: the rule's numbers.
     """
 
@@ -74,10 +76,11 @@ class Run:
         losses: bool = True,
         shape: Callable[[int], Factors] = trapezoid,
         placebo: str | None = None,
+        ratios: Mapping[str, float] | None = None,
         constants: Constants = DEFAULT,
         limits: Limits = LIMITS,
     ) -> None:
-        self.steps, self.guess, self.losses = steps, guess, losses
+        self.steps, self.guess, self.losses, self.ratios = steps, guess, losses, ratios or {}
         self.rule = Rule(steps, searches, constants, limits)
         self.state = self.rule.begin()
         self.searched = self.state.phase is not Phase.STOPPED
@@ -240,6 +243,9 @@ class AutoRuns:
         self._history = torch.zeros(2, *self._sampled.shape, device=theta.device, dtype=theta.dtype)
         """[what, step, seed, configuration]: losses, and logarithms of gradients' sizes."""
         self._clock = torch.zeros(1, dtype=torch.long, device=theta.device)
+        ratios = [[[run.ratios.get(name, 1.0) for name in stack.group_names] for run in row] for row in runs]
+        self._ratios = torch.tensor(ratios, device=theta.device, dtype=theta.dtype)
+        """[seed, configuration, group]: of the rates to that which the rule sees."""
         self.rates = torch.zeros(*self._sampled.shape, len(stack.sizes), device=theta.device, dtype=theta.dtype)
         """[step, seed, configuration, group]: for TrainStep. Those after the end of a run's round are not yet right."""
         self._write_rates(0, steps, list(self.runs))
@@ -266,7 +272,8 @@ class AutoRuns:
         """On the device, before each update."""
         sampled = self._sampled.index_select(0, self._clock)[0]
         self._history[1].index_copy_(0, self._clock, gradient.abs().amax(-1).log()[None])
-        self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0], sampled)
+        own = rate[..., 0] / self._ratios[..., 0]
+        self._reaches.before_step(self._origin, self._stack.theta, gradient, own, sampled)
 
     def _after_step(self, losses: Tensor) -> None:
         """On the device, after each update."""
@@ -363,7 +370,8 @@ class AutoRuns:
         if begin < end:
             table = np.stack([self.runs[place].rates(begin, end) for place in places], 1)
             seeds, columns = self._indices(places)
-            self.rates[begin:end, seeds, columns] = torch.from_numpy(table).to(self.rates)[..., None]
+            common = torch.from_numpy(table).to(self.rates)[..., None]
+            self.rates[begin:end, seeds, columns] = common * self._ratios[seeds, columns]
 
     def _chunks(self, places: list[Place]) -> Iterator[tuple[Tensor, Tensor]]:
         """Some at a time."""

@@ -52,18 +52,19 @@ def product(
     *,
     losses: bool = True,
     shape: Callable[[int], Factors] = trapezoid,
+    ratios: dict[str, float] | None = None,
     **rule: Any,
 ) -> Product:
-    """Train one model by it; ``rule``: other numbers of its rule."""
+    """Train one model by it; ``ratios``: of its groups' rates to the guess; ``rule``: other numbers of its rule."""
     model = task.model(SEED)
-    parameters = [p for group in task.groups(model) for p in group["params"]]
-    own = OPTIMIZERS[optimizer][1](parameters, lr=guess)
+    groups = [{**group, "lr": guess * (ratios or {}).get(group["name"], 1.0)} for group in task.groups(model)]
+    own = OPTIMIZERS[optimizer][1](groups, lr=guess)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hdet.SearchWarning)
         scheduler = hdet.auto(own, total_steps=STEPS, anneal_strategy=ANNEALING[shape])
         search = scheduler._run
         search.rule = Noted(STEPS, decisions=[], **rule)
-        search._sampler = Sampler([0], search.rule.constants)
+        search._sampler = Sampler(range(len(groups)), search.rule.constants)
         done = Product([], [], search.rule.decisions, 0.0)
         for t in range(STEPS):
             done.rates.append(float(own.param_groups[0]["lr"]))
@@ -116,9 +117,10 @@ def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
         ("feed", "adam", 1e-6, {"shape": onecycle}, STEPS),
         ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
         ("feed", "adam", 1.0, {"constants": DEFAULT._replace(max_samples=3, round_growth=0.4, min_rise=0.1)}, STEPS),
+        ("feed", "adam", 1e-6, {"ratios": {"embedding": 10.0, "no_decay": 0.3}}, STEPS),
         ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
     ],
-    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "text"],
+    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "ratios", "text"],
 )
 def test_a_run_is_what_the_product_does(
     name: str, optimizer: str, guess: float, options: dict[str, Any], until: int
