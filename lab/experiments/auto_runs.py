@@ -46,6 +46,8 @@ class Measured(NamedTuple):
     """Of each step."""
     sizes: list[float]
     """Logarithms of the gradients' largest numbers, of each step that was sampled."""
+    groups: tuple[float, ...] = ()
+    """The straightness of the way of each parameter group by itself."""
     typical: float = 0.0
     """The typical norm of the weights, if it is known."""
 
@@ -89,6 +91,8 @@ class Run:
         """The round that it is in."""
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
+        self.straight: list[tuple[float, ...]] = []
+        """After each round until the schedule falls, the straightness of each parameter group's way."""
         self._plain, self._peak = shape(steps), PEAK * steps - 1
         self._held = np.where(np.arange(steps + 1) < self._peak, 1.0, self._plain)
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
@@ -170,6 +174,8 @@ class Run:
         self.decisions.append((end, decision))
         self._progress = decision.progress(self._progress, progress, evidence)
         self._falling = evidence.shape < self.rule.constants.fall_start
+        if self.state.phase is Phase.SEARCHING and not self._falling:
+            self.straight.append(measured.groups)
         if decision.resets_path or measured.sums is None:
             self._stretch = 0
         return decision
@@ -190,8 +196,10 @@ class Run:
 class _Reaches:
     """The sums of :mod:`hdet.search.estimate` for all runs, on the device."""
 
-    def __init__(self, theta: Tensor) -> None:
-        self._pull = torch.zeros_like(theta)
+    def __init__(self, theta: Tensor, groups: Sequence[int]) -> None:
+        self._pull, self._groups = torch.zeros_like(theta), list(groups)
+        self._numerators = torch.zeros(*theta.shape[:2], len(groups), device=theta.device, dtype=theta.dtype)
+        """Of each parameter group by itself."""
         self._sums = torch.zeros(5, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
         """asked, rates, the rate of the last sample, and for a straight way: sums of rates before it, and of weights"""
 
@@ -199,7 +207,9 @@ class _Reaches:
         """The step at ``rate`` [seed, configuration] is about to be made; ``sampled``: 1, or 0 where it is not."""
         numerator, rates, last, ahead, weight = self._sums
         kept = torch.where((last > 0) & (sampled > 0), (last / rate).square().clamp(max=1), 1.0)
-        numerator.mul_(kept).add_(sampled * (gradient * (origin - theta)).sum(-1))
+        products = gradient * (origin - theta)
+        numerator.mul_(kept).add_(sampled * products.sum(-1))
+        self._numerators.mul_(kept[..., None]).add_(sampled[..., None] * self._by_group(products))
         self._pull.mul_(kept[..., None]).add_(sampled[..., None] * gradient)
         ahead.mul_(kept).add_(sampled * rates)
         weight.mul_(kept).add_(sampled)
@@ -207,14 +217,20 @@ class _Reaches:
         last.copy_(torch.where(sampled > 0, rate, last))
 
     def measured(self, places: tuple[Tensor, Tensor], origin: Tensor, theta: Tensor) -> Tensor:
-        """[4, run] of some runs: as ``Sums`` has them."""
-        denominator = (self._pull[places] * (origin - theta)).sum(-1)
+        """[4 + group, run] of some runs: as ``Sums`` has them, and the straightness of each group."""
+        products = self._pull[places] * (origin - theta)
         numerator, rates, _, ahead, weight = self._sums[:, places[0], places[1]]
-        return torch.stack([numerator, denominator, rates, ahead / weight])
+        own = self._numerators[places].clamp(min=0) / self._by_group(products).clamp(min=0)
+        straight = (own * (rates * weight / ahead)[:, None]).nan_to_num(0, 0, 0)
+        return torch.cat([torch.stack([numerator, products.sum(-1), rates, ahead / weight]), straight.T])
+
+    def _by_group(self, products: Tensor) -> Tensor:
+        """[..., group]: sums over the weights of each."""
+        return torch.stack([part.sum(-1) for part in products.split(self._groups, -1)], -1)
 
     def reset(self, places: tuple[Tensor, Tensor]) -> None:
         """The ways of some runs begin anew."""
-        self._pull[places] = 0
+        self._pull[places] = self._numerators[places] = 0
         self._sums[:, places[0], places[1]] = 0
 
 
@@ -237,7 +253,7 @@ class AutoRuns:
         self._tensor_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(theta.device)
         """Which tensor each number belongs to."""
         self._snapshots = [[torch.zeros_like(tensor) for tensor in self._tensors] for _ in range(_SLOTS)]
-        self._reaches = _Reaches(theta)
+        self._reaches = _Reaches(theta, stack.sizes)
         self._sampled = torch.zeros(steps, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
         self._mark_sampled([place for place, run in self.runs.items() if run.searched])
         self._history = torch.zeros(2, *self._sampled.shape, device=theta.device, dtype=theta.dtype)
@@ -330,8 +346,9 @@ class AutoRuns:
         return {place: typical_norm(self._sizes, *row) for place, row in zip(places, found, strict=True)}
 
     def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
-        """One run: way and norm, sums, losses and sizes of steps; of these the first belong to earlier rounds."""
-        (way, norm), sums, history = row[:2], row[2:6], row[6:]
+        """One run: way and norm, sums, groups, losses and sizes of steps; the first of these are of earlier rounds."""
+        rest = 6 + len(self._stack.sizes)
+        (way, norm), sums, groups, history = row[:2], row[2:6], row[6:rest], row[rest:]
         losses, sizes = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
         constants, length = self.runs[place].rule.constants, len(losses)
         return Measured(
@@ -340,6 +357,7 @@ class AutoRuns:
             Sums(*sums) if all(map(math.isfinite, sums)) else None,
             losses,
             [size for step, size in enumerate(sizes) if is_sampled(step, length, constants)],
+            tuple(groups),
         )
 
     def _carry_out(self, decisions: dict[Place, Decision]) -> None:

@@ -14,7 +14,8 @@ combinations. If the best of these rates is at an edge, the next one is tried, s
 for every set of ratios. A kind that has all matrices of a model is not tried alone: its rate is the common one.
 
 **The search** (``--auto``). ``hdet.auto`` from 1/1000 of the best rate and from the rate itself, with the ratios given
-from the first step on, as parameter groups with guesses of their own have them.
+from the first step on, as parameter groups with guesses of their own have them. Kept, too, is how straight the path of
+each kind is by itself, in the later half of its rounds: does a straighter path show a kind that wants a higher rate?
 
 Losses are those of the validation set, three seeds, *dev* and *kin* alone. What a file has is not run again, unless the
 rule of the search has changed; delete it to run it anew.
@@ -31,12 +32,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
 from auto_runs import Run
 from changed_rule import part_of
+from group_order import correlation
 from provenance import commit, library, versions
 from real.bench import Validator
 from real.ledger import save
@@ -213,7 +215,16 @@ def add_auto(content: dict[str, Any], setting: Setting, sets: Sequence[str]) -> 
     rates = [[run.found / problem.rate for run in column] for column in runs]
     for number, words in enumerate(wanted):
         here = slice(number * len(STARTS), (number + 1) * len(STARTS))
-        content["auto"][words] = {"starts": list(STARTS), "losses": losses[here], "found": rates[here]}
+        straight = [straightness(run) for column in runs[here] for run in column]
+        by_kind = dict(zip(content["sizes"], map(fmean, zip(*straight, strict=True)), strict=True))
+        row = {"starts": list(STARTS), "losses": losses[here], "found": rates[here], "straight": by_kind}
+        content["auto"][words] = row
+
+
+def straightness(run: Run) -> list[float]:
+    """Of each kind's path, the median over the later half of the rounds until the schedule falls."""
+    later = run.straight[len(run.straight) // 2 :]
+    return [median(rounds) for rounds in zip(*later, strict=True)]
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -248,15 +259,23 @@ def fixed_lines(content: Mapping[str, Any]) -> Iterator[str]:
     best = _best(content, PLAIN)[0]
     yield f"{content['workload']}: {sizes}; without ratios {best:g} of the best rate is best"
     for kind in content["sizes"]:
-        sets = {ratio: within(f"{kind}={ratio:g}", KINDS) for ratio in RATIOS}
-        if all(words in content["fixed"] for words in sets.values()):
-            gains = {ratio: gain(content, words) for ratio, words in sets.items()}
-            chosen = min(gains, key=lambda ratio: gains[ratio][0])
+        if _is_tried(content, kind):
+            chosen, gains = best_ratio(content, kind)
             cells = "".join(f"{ratio:>6g}: {one[0]:.3f}" for ratio, one in gains.items())
             yield f"  {kind:22}{cells}   best {chosen:g}: {_shown(gains[chosen])}"
     for words in content["fixed"]:
         if len(ratios_of(words)) > 1:
             yield f"  {words:22} {_shown(gain(content, words))}"
+
+
+def _is_tried(content: Mapping[str, Any], kind: str) -> bool:
+    return all(within(f"{kind}={ratio:g}", KINDS) in content["fixed"] for ratio in RATIOS)
+
+
+def best_ratio(content: Mapping[str, Any], kind: str) -> tuple[float, dict[float, tuple[float, float, float]]]:
+    """Of one kind, and what each of its ratios brings."""
+    gains = {ratio: gain(content, within(f"{kind}={ratio:g}", KINDS)) for ratio in RATIOS}
+    return min(gains, key=lambda ratio: gains[ratio][0]), gains
 
 
 def _shown(one: tuple[float, float, float]) -> str:
@@ -270,7 +289,8 @@ def auto_line(content: Mapping[str, Any]) -> str:
         if words != "onecycle":
             found = geometric_mean([rate for rates in row["found"] for rate in rates])
             cells.append(f"{words or 'no ratios'} {searched(content, words, 'onecycle'):.3f} ({found:.2g})")
-    return f"{content['workload']}, search: {'; '.join(cells)}"
+    paths = ", ".join(f"{kind} {one:.2f}" for kind, one in content["auto"][PLAIN]["straight"].items())
+    return f"{content['workload']}, search: {'; '.join(cells)}; straightness without ratios: {paths}"
 
 
 def searched(content: Mapping[str, Any], words: str, other: str = PLAIN) -> float:
@@ -294,6 +314,19 @@ def summary(contents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             worst = max(ratios, key=ratios.__getitem__)
             means = [f"{geometric_mean(some):.4f} ({len(some):2})" for some in (list(ratios.values()), has)]
             yield f"{part:6}{words:28}{means[0]:>14}{means[1]:>18}{ratios[worst]:>10.3f} {worst}"
+
+
+def told(contents: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
+    """Whether straightness tells the best ratio: Spearman's correlation of the two over the kinds of all workloads,
+    each as far as it differs from the workload's mean; and how many there are."""
+    pairs: list[tuple[float, float]] = []
+    for content in contents:
+        own = [kind for kind in content["sizes"] if _is_tried(content, kind)]
+        if PLAIN in content["auto"] and len(own) > 1:
+            rows = [[content["auto"][PLAIN]["straight"][kind] for kind in own]]
+            rows.append([math.log(best_ratio(content, kind)[0]) for kind in own])
+            pairs += zip(*([value - fmean(row) for value in row] for row in rows), strict=True)
+    return (correlation(*zip(*pairs, strict=True)) if pairs else math.nan), len(pairs)
 
 
 def _over_plain(part: str, content: Mapping[str, Any], words: str) -> float:
@@ -344,6 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             contents.append(json.loads(path.read_text()))
             print("\n".join(_lines(contents[-1])), flush=True)
     print("\n".join(summary(contents)))
+    print("straightness of a kind's path and its best ratio: correlation {:.2f} over {} kinds".format(*told(contents)))
 
 
 def _lines(content: Mapping[str, Any]) -> Iterator[str]:

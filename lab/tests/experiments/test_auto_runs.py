@@ -19,7 +19,8 @@ import hdet
 from hdet.rollback.judge import Limits, blocks_of
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT, Constants
-from hdet.search.rule import Decision, Evidence, Phase, Rule
+from hdet.search.measure import Measure
+from hdet.search.rule import Decision, Evidence, Phase, Rule, next_end
 from hdet.search.sampling import Sampler
 from lab.tests.experiments.small_tasks import CPU, small
 
@@ -149,6 +150,39 @@ def test_a_run_without_a_search_is_a_schedule(shape: Callable[[int], Factors]) -
     runs = stacked(small("feed"), "adam", one, two)
     assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * shape(60)[:60]).tolist(), rel=1e-12)
     assert runs.rates[:, 0, 1, 0].tolist() != pytest.approx((1e-2 * shape(60)[:60]).tolist(), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["feed", "digits"])
+def test_groups_have_the_straightness_of_a_measure_of_their_own(name: str) -> None:
+    """A Measure of each group, beside a model that is trained at the rates of the stack."""
+    task, run = small(name), Run(60, 0.1)
+    rates = stacked(task, "adam", run).rates[:, 0, 0, 0].tolist()
+    model = task.model(SEED)
+    own = torch.optim.Adam(task.groups(model), lr=1.0)
+    measures = [Measure([g]) for g in range(len(own.param_groups))]
+    found, begun = [], 1
+    for t, rate in enumerate(rates[:15]):
+        if t == 1:
+            for measure in measures:
+                measure.set_origin(own)
+        own.zero_grad()
+        task.loss(model, task.batch(SEED, t)).backward()
+        for group in own.param_groups:
+            group["lr"] = rate
+        for measure in measures if t >= 1 else ():
+            measure.sample(own)
+        own.step()
+        if t + 1 == next_end(begun):
+            rows = [[measure.row([float(one) for one in measure.scalars(own)])] for measure in measures]
+            found.append([one.measured(row).straightness for one, row in zip(measures, rows, strict=True)])
+            begun = t + 1
+            for measure in measures:
+                measure.begin_round()
+    assert len(found) > 5
+    assert run.decisions[0][1].action is not Action.RESTART
+    assert any(0 < one < 0.9 for row in found for one in row)
+    for mine, theirs in zip(run.straight[1:], found, strict=False):  # the first is of the step that was measured
+        assert list(mine) == pytest.approx(theirs, rel=1e-6)
 
 
 def test_a_placebo_tosses_its_own_coins() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import kinds
 import pytest
 from auto_runs import AutoRuns, Run
-from kinds import Setting, fixed_lines, gain, searched, summary
+from kinds import Setting, fixed_lines, gain, searched, summary, told, within
 from real.optimizers import update_of
 from real.workloads import WORKLOADS
 from stacked import Stack
@@ -80,6 +81,21 @@ def test_gains_are_of_the_best_rates_and_count_failed_runs() -> None:
     assert line == ["fixed", "embedding=10", "1.1292", "(", "3)", "1.2000", "(", "2)", "1.440", "worse"]
 
 
+def test_whether_straightness_tells_the_best_ratio() -> None:
+    best = {"embedding": 3.0, "head": 0.3}
+    fixed = {
+        within(f"{kind}={ratio:g}", kinds.KINDS): {1.0: [1.0 + abs(math.log(ratio / best[kind]))]}
+        for kind, ratio in product(best, kinds.RATIOS)
+    }
+    fixed[""] = {1.0: [1.5]}
+    paths = [{"embedding": 0.6, "head": 0.1}, {"embedding": 0.1, "head": 0.6}]
+    contents = [content_of(fixed, auto={"": {"straight": path}}) for path in paths]
+    assert told(contents[:1]) == (pytest.approx(1.0), 2)
+    assert told(contents[1:]) == (pytest.approx(-1.0), 2)
+    assert told(contents) == (pytest.approx(0.0), 4)
+    assert told([content_of({"": fixed[""]})])[1] == 0
+
+
 def test_a_small_run_of_both_kinds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -96,6 +112,7 @@ def test_a_small_run_of_both_kinds(
     assert len(plain) == len(other) == 3
     assert all(a != b for row in zip(plain, other, strict=True) for a, b in zip(*row, strict=True))
     assert searched(content, "embedding=10") != 1.0
+    assert set(content["auto"][""]["straight"]) == set(content["sizes"])
     assert any("embedding=10,head=3" in line for line in fixed_lines(content))
     capsys.readouterr()
     monkeypatch.setattr(Setting, "losses", None)
