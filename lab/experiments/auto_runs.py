@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,8 @@ class Measured(NamedTuple):
     """Of each step."""
     sizes: list[float]
     """Logarithms of the gradients' largest numbers, of each step that was sampled."""
+    groups: tuple[float, ...] = ()
+    """The straightness of the way of each parameter group by itself."""
     typical: float = 0.0
     """The typical norm of the weights, if it is known."""
 
@@ -62,6 +64,8 @@ class Run:
         shape: the schedule, by the number of steps. Its rise ends at 0.3 S - 1; a search holds it at 1.
         placebo: a control: coins say whether the gradients ask for as much as they can get or for nothing, and the
             losses are those of any round so far. A name for its random numbers; None: it sees what there is.
+        ratios: factors on the rates of parameter groups, by their names; 1 for those that are not named. The rule sees
+            the rate without them.
         constants, limits: the rule's numbers.
     """
 
@@ -74,10 +78,11 @@ class Run:
         losses: bool = True,
         shape: Callable[[int], Factors] = trapezoid,
         placebo: str | None = None,
+        ratios: Mapping[str, float] | None = None,
         constants: Constants = DEFAULT,
         limits: Limits = LIMITS,
     ) -> None:
-        self.steps, self.guess, self.losses = steps, guess, losses
+        self.steps, self.guess, self.losses, self.ratios = steps, guess, losses, ratios or {}
         self.rule = Rule(steps, searches, constants, limits)
         self.state = self.rule.begin()
         self.searched = self.state.phase is not Phase.STOPPED
@@ -86,6 +91,8 @@ class Run:
         """The round that it is in."""
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
+        self.straight: list[tuple[float, ...]] = []
+        """After each round until the schedule falls, the straightness of each parameter group's way."""
         self._plain, self._peak = shape(steps), PEAK * steps - 1
         self._held = np.where(np.arange(steps + 1) < self._peak, 1.0, self._plain)
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
@@ -167,6 +174,8 @@ class Run:
         self.decisions.append((end, decision))
         self._progress = decision.progress(self._progress, progress, evidence)
         self._falling = evidence.shape < self.rule.constants.fall_start
+        if self.state.phase is Phase.SEARCHING and not self._falling:
+            self.straight.append(measured.groups)
         if decision.resets_path or measured.sums is None:
             self._stretch = 0
         return decision
@@ -187,8 +196,10 @@ class Run:
 class _Reaches:
     """The sums of :mod:`hdet.search.estimate` for all runs, on the device."""
 
-    def __init__(self, theta: Tensor) -> None:
-        self._pull = torch.zeros_like(theta)
+    def __init__(self, theta: Tensor, groups: Sequence[int]) -> None:
+        self._pull, self._groups = torch.zeros_like(theta), list(groups)
+        self._numerators = torch.zeros(*theta.shape[:2], len(groups), device=theta.device, dtype=theta.dtype)
+        """Of each parameter group by itself."""
         self._sums = torch.zeros(5, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
         """asked, rates, the rate of the last sample, and for a straight way: sums of rates before it, and of weights"""
 
@@ -196,7 +207,9 @@ class _Reaches:
         """The step at ``rate`` [seed, configuration] is about to be made; ``sampled``: 1, or 0 where it is not."""
         numerator, rates, last, ahead, weight = self._sums
         kept = torch.where((last > 0) & (sampled > 0), (last / rate).square().clamp(max=1), 1.0)
-        numerator.mul_(kept).add_(sampled * (gradient * (origin - theta)).sum(-1))
+        products = gradient * (origin - theta)
+        numerator.mul_(kept).add_(sampled * products.sum(-1))
+        self._numerators.mul_(kept[..., None]).add_(sampled[..., None] * self._by_group(products))
         self._pull.mul_(kept[..., None]).add_(sampled[..., None] * gradient)
         ahead.mul_(kept).add_(sampled * rates)
         weight.mul_(kept).add_(sampled)
@@ -204,14 +217,20 @@ class _Reaches:
         last.copy_(torch.where(sampled > 0, rate, last))
 
     def measured(self, places: tuple[Tensor, Tensor], origin: Tensor, theta: Tensor) -> Tensor:
-        """[4, run] of some runs: as ``Sums`` has them."""
-        denominator = (self._pull[places] * (origin - theta)).sum(-1)
+        """[4 + group, run] of some runs: as ``Sums`` has them, and the straightness of each group."""
+        products = self._pull[places] * (origin - theta)
         numerator, rates, _, ahead, weight = self._sums[:, places[0], places[1]]
-        return torch.stack([numerator, denominator, rates, ahead / weight])
+        own = self._numerators[places].clamp(min=0) / self._by_group(products).clamp(min=0)
+        straight = (own * (rates * weight / ahead)[:, None]).nan_to_num(0, 0, 0)
+        return torch.cat([torch.stack([numerator, products.sum(-1), rates, ahead / weight]), straight.T])
+
+    def _by_group(self, products: Tensor) -> Tensor:
+        """[..., group]: sums over the weights of each."""
+        return torch.stack([part.sum(-1) for part in products.split(self._groups, -1)], -1)
 
     def reset(self, places: tuple[Tensor, Tensor]) -> None:
         """The ways of some runs begin anew."""
-        self._pull[places] = 0
+        self._pull[places] = self._numerators[places] = 0
         self._sums[:, places[0], places[1]] = 0
 
 
@@ -234,12 +253,15 @@ class AutoRuns:
         self._tensor_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(theta.device)
         """Which tensor each number belongs to."""
         self._snapshots = [[torch.zeros_like(tensor) for tensor in self._tensors] for _ in range(_SLOTS)]
-        self._reaches = _Reaches(theta)
+        self._reaches = _Reaches(theta, stack.sizes)
         self._sampled = torch.zeros(steps, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
         self._mark_sampled([place for place, run in self.runs.items() if run.searched])
         self._history = torch.zeros(2, *self._sampled.shape, device=theta.device, dtype=theta.dtype)
         """[what, step, seed, configuration]: losses, and logarithms of gradients' sizes."""
         self._clock = torch.zeros(1, dtype=torch.long, device=theta.device)
+        ratios = [[[run.ratios.get(name, 1.0) for name in stack.group_names] for run in row] for row in runs]
+        self._ratios = torch.tensor(ratios, device=theta.device, dtype=theta.dtype)
+        """[seed, configuration, group]: of the rates to that which the rule sees."""
         self.rates = torch.zeros(*self._sampled.shape, len(stack.sizes), device=theta.device, dtype=theta.dtype)
         """[step, seed, configuration, group]: for TrainStep. Those after the end of a run's round are not yet right."""
         self._write_rates(0, steps, list(self.runs))
@@ -266,7 +288,8 @@ class AutoRuns:
         """On the device, before each update."""
         sampled = self._sampled.index_select(0, self._clock)[0]
         self._history[1].index_copy_(0, self._clock, gradient.abs().amax(-1).log()[None])
-        self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0], sampled)
+        own = rate[..., 0] / self._ratios[..., 0]
+        self._reaches.before_step(self._origin, self._stack.theta, gradient, own, sampled)
 
     def _after_step(self, losses: Tensor) -> None:
         """On the device, after each update."""
@@ -323,8 +346,9 @@ class AutoRuns:
         return {place: typical_norm(self._sizes, *row) for place, row in zip(places, found, strict=True)}
 
     def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
-        """One run: way and norm, sums, losses and sizes of steps; of these the first belong to earlier rounds."""
-        (way, norm), sums, history = row[:2], row[2:6], row[6:]
+        """One run: way and norm, sums, groups, losses and sizes of steps; the first of these are of earlier rounds."""
+        rest = 6 + len(self._stack.sizes)
+        (way, norm), sums, groups, history = row[:2], row[2:6], row[6:rest], row[rest:]
         losses, sizes = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
         constants, length = self.runs[place].rule.constants, len(losses)
         return Measured(
@@ -333,6 +357,7 @@ class AutoRuns:
             Sums(*sums) if all(map(math.isfinite, sums)) else None,
             losses,
             [size for step, size in enumerate(sizes) if is_sampled(step, length, constants)],
+            tuple(groups),
         )
 
     def _carry_out(self, decisions: dict[Place, Decision]) -> None:
@@ -363,7 +388,8 @@ class AutoRuns:
         if begin < end:
             table = np.stack([self.runs[place].rates(begin, end) for place in places], 1)
             seeds, columns = self._indices(places)
-            self.rates[begin:end, seeds, columns] = torch.from_numpy(table).to(self.rates)[..., None]
+            common = torch.from_numpy(table).to(self.rates)[..., None]
+            self.rates[begin:end, seeds, columns] = common * self._ratios[seeds, columns]
 
     def _chunks(self, places: list[Place]) -> Iterator[tuple[Tensor, Tensor]]:
         """Some at a time."""

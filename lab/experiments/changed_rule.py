@@ -53,6 +53,16 @@ def compared(name: str, changes: Sequence[str], seeds: Sequence[int], device: to
     }
 
 
+def part_of(workloads: str, part: str, splits: Sequence[str] = ("dev", "kin", "seen")) -> list[str]:
+    """The part ``i/k`` of some workloads, given by names or splits with commas between, of these splits.
+
+    >>> part_of("dev,kjv-gpt", "0/3"), part_of("dev,kjv-gpt", "0/3", ["dev"])
+    (['fashion-vit', 'shakespeare-gru', 'kjv-gpt'], ['fashion-vit', 'shakespeare-gru'])
+    """
+    asked, (first, parts) = workloads.split(","), map(int, part.split("/"))
+    return [w.name for w in WORKLOADS.values() if w.split in splits and {w.name, w.split} & {*asked}][first::parts]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default="dev,kin", help="names or splits; test is not run here")
@@ -61,11 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no workload is begun after so many")
     given = parser.parse_args(arguments)
-    asked, began = given.workloads.split(","), time.monotonic()
-    names = [w.name for w in WORKLOADS.values() if w.split != "test" and (w.name in asked or w.split in asked)]
-    part, parts = map(int, given.part.split("/"))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for name in names[part::parts]:
+    began, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name in part_of(given.workloads, given.part):
         if time.monotonic() - began > given.seconds:
             print(json.dumps({"workload": name, "left out": "no time"}), flush=True)
             continue

@@ -19,7 +19,8 @@ import hdet
 from hdet.rollback.judge import Limits, blocks_of
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT, Constants
-from hdet.search.rule import Decision, Evidence, Phase, Rule
+from hdet.search.measure import Measure
+from hdet.search.rule import Decision, Evidence, Phase, Rule, next_end
 from hdet.search.sampling import Sampler
 from lab.tests.experiments.small_tasks import CPU, small
 
@@ -52,18 +53,19 @@ def product(
     *,
     losses: bool = True,
     shape: Callable[[int], Factors] = trapezoid,
+    ratios: dict[str, float] | None = None,
     **rule: Any,
 ) -> Product:
-    """Train one model by it; ``rule``: other numbers of its rule."""
+    """Train one model by it; ``ratios``: of its groups' rates to the guess; ``rule``: other numbers of its rule."""
     model = task.model(SEED)
-    parameters = [p for group in task.groups(model) for p in group["params"]]
-    own = OPTIMIZERS[optimizer][1](parameters, lr=guess)
+    groups = [{**group, "lr": guess * (ratios or {}).get(group["name"], 1.0)} for group in task.groups(model)]
+    own = OPTIMIZERS[optimizer][1](groups, lr=guess)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hdet.SearchWarning)
         scheduler = hdet.auto(own, total_steps=STEPS, anneal_strategy=ANNEALING[shape])
         search = scheduler._run
         search.rule = Noted(STEPS, decisions=[], **rule)
-        search._sampler = Sampler([0], search.rule.constants)
+        search._sampler = Sampler(range(len(groups)), search.rule.constants)
         done = Product([], [], search.rule.decisions, 0.0)
         for t in range(STEPS):
             done.rates.append(float(own.param_groups[0]["lr"]))
@@ -116,9 +118,10 @@ def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
         ("feed", "adam", 1e-6, {"shape": onecycle}, STEPS),
         ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
         ("feed", "adam", 1.0, {"constants": DEFAULT._replace(max_samples=3, round_growth=0.4, min_rise=0.1)}, STEPS),
+        ("feed", "adam", 1e-6, {"ratios": {"embedding": 10.0, "no_decay": 0.3}}, STEPS),
         ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
     ],
-    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "text"],
+    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "ratios", "text"],
 )
 def test_a_run_is_what_the_product_does(
     name: str, optimizer: str, guess: float, options: dict[str, Any], until: int
@@ -147,6 +150,39 @@ def test_a_run_without_a_search_is_a_schedule(shape: Callable[[int], Factors]) -
     runs = stacked(small("feed"), "adam", one, two)
     assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * shape(60)[:60]).tolist(), rel=1e-12)
     assert runs.rates[:, 0, 1, 0].tolist() != pytest.approx((1e-2 * shape(60)[:60]).tolist(), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["feed", "digits"])
+def test_groups_have_the_straightness_of_a_measure_of_their_own(name: str) -> None:
+    """A Measure of each group, beside a model that is trained at the rates of the stack."""
+    task, run = small(name), Run(60, 0.1)
+    rates = stacked(task, "adam", run).rates[:, 0, 0, 0].tolist()
+    model = task.model(SEED)
+    own = torch.optim.Adam(task.groups(model), lr=1.0)
+    measures = [Measure([g]) for g in range(len(own.param_groups))]
+    found, begun = [], 1
+    for t, rate in enumerate(rates[:15]):
+        if t == 1:
+            for measure in measures:
+                measure.set_origin(own)
+        own.zero_grad()
+        task.loss(model, task.batch(SEED, t)).backward()
+        for group in own.param_groups:
+            group["lr"] = rate
+        for measure in measures if t >= 1 else ():
+            measure.sample(own)
+        own.step()
+        if t + 1 == next_end(begun):
+            rows = [[measure.row([float(one) for one in measure.scalars(own)])] for measure in measures]
+            found.append([one.measured(row).straightness for one, row in zip(measures, rows, strict=True)])
+            begun = t + 1
+            for measure in measures:
+                measure.begin_round()
+    assert len(found) > 5
+    assert run.decisions[0][1].action is not Action.RESTART
+    assert any(0 < one < 0.9 for row in found for one in row)
+    for mine, theirs in zip(run.straight[1:], found, strict=False):  # the first is of the step that was measured
+        assert list(mine) == pytest.approx(theirs, rel=1e-6)
 
 
 def test_a_placebo_tosses_its_own_coins() -> None:
