@@ -449,9 +449,13 @@ class Run:
         a = c.estimate_fraction * q * seen.estimated_rate / guess
         means = [block.mean for block in blocks]
         steady = self.has_losses and len(means) == 8 and all(x > y for x, y in pairwise(means))
+        straight = seen.kappa >= 1 - q * c.straight_tolerance
+        if straight and len(seen.eta) <= c.min_steps and not math.isnan(self.pace):
+            self.m, self.C = min(self.m, self.C / s.r(t)), math.inf  # on from the rate as it is
+            self.A = self.A_max = math.inf
         on = steady and not self.ruined and (self.m if math.isinf(self.C) else self.A) < P * c.backoff
         if math.isinf(self.C):
-            raised = most if on or seen.kappa >= 1 - q * c.straight_tolerance else a / self.m
+            raised = most if on or straight else a / self.m
             if raised > 1:
                 self.set_m(self.m * min(raised, most))
                 return

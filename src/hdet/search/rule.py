@@ -147,6 +147,11 @@ class State(NamedTuple):
         log_factor = min(max(log_factor, LOWEST), HIGHEST)
         return self._replace(log_factor=log_factor).lowered(min(log_factor - self.log_factor, 0.0))
 
+    def climbing(self, t: float, constants: Constants = DEFAULT) -> State:
+        """The state without a ceiling, at the rate that is in use at step ``t``."""
+        log_factor = min(self.log_factor, self.ceiling - math.log(self.rise(t, constants)))
+        return self._replace(log_factor=log_factor, ceiling=math.inf, asked=math.inf, most_asked=math.inf)
+
     def lowered(self, by: float) -> State:
         """The state with another ceiling; ``by``: what is added to its logarithm."""
         return self._replace(ceiling=self.ceiling + by, asked=self.asked + by, most_asked=self.most_asked + by)
@@ -395,11 +400,14 @@ class Rule:
         asked = evidence.estimated_log_factor + math.log(q * c.estimate_fraction)
         # Losses that fall steadily do so at rates that are too high, too, if there is no noise.
         steady = evidence.falls_steadily and not state.has_diverged
+        straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
+        is_first_path = math.isfinite(state.pace) and evidence.measured.stretch <= c.min_steps
+        if straight and is_first_path:  # noise in the first steps was no turn
+            state = state.climbing(evidence.span[1], c)
         if math.isfinite(state.ceiling):
             goes_on = steady and state.asked < prior + math.log(c.backoff)
             return self._drawn(self._revised(state, asked, most, goes_on=goes_on), prior, state.ceiling + most)
         goes_on = steady and state.log_factor < prior + math.log(c.backoff)
-        straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
         wanted = most if straight or goes_on else asked - state.log_factor
         if wanted > 0:
             return state.at(state.log_factor + min(wanted, most))
