@@ -77,7 +77,7 @@ def test_it_trains_and_nothing_is_traced_twice(loop: Loop) -> None:
     _, state = loop.train(weights(), loop.optimizer.init(weights()))
     assert loop.traced == 1
     found = hdet.jax.found(state)
-    assert (found.status, found.rolled_back) == ("settled", 0)
+    assert (found.status, found.rolled_back) == ("unsure", 0)
     assert 1e-3 < found.rate < 1.0
     assert np.mean(loop.losses[-10:]) < 0.6 * np.mean(loop.losses[:3])
     assert str(found).startswith("found 0.")
@@ -103,9 +103,9 @@ def test_bfloat16_weights_come_back_exactly() -> None:
     optimizer = hdet.jax.auto(optax.sgd(1.0), total_steps=STEPS)
     own, params = Loop(optimizer), weights(jnp.bfloat16)
     state = optimizer.init(params)
-    params, state = own.train(params, state, 0, 39)
+    params, state = own.train(params, state, 0, 26)
     kept = jax.tree.map(np.asarray, state.slots[int(state.memory.found.last)][0])
-    params, state = own.train(params, state, 39, 43, {40: np.nan})
+    params, state = own.train(params, state, 26, 30, {27: np.nan})
     assert state.memory.notes.event == code_of(Event.BAD_BATCH)
     for name, p in params.items():
         assert p.dtype == jnp.bfloat16

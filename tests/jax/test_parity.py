@@ -72,6 +72,13 @@ def test_harder_data(kind: str) -> None:
     assert Event.FALSE_ALARM in both(kind, SENSIBLE[kind] / 10, added=lambda t: 1000.0 * (t >= 60))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("targets", [{}, {45: 1e5}], ids=str)
+def test_losses_that_fall_steadily(kind: str, targets: dict[int, float]) -> None:
+    """They raise the rate though gradients have turned, unless training has diverged."""
+    both(kind, SENSIBLE[kind] / 10, added=lambda t: 1e3 * (STEPS - t), targets=targets)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("dark", [(0,), (1,), (3, 4, 5), (50, 51, 52, 53, 54, 55)], ids=str)
 def test_losses_that_are_nan(kind: str, dark: tuple[int, ...]) -> None:
@@ -86,7 +93,7 @@ def test_gradients_that_never_begin() -> None:
     assert both("sgd", 0.1, unit=lambda t: 0.0) == [Event.STOPPED]
 
 
-@pytest.mark.parametrize("targets", [{}, {60: 1e6}], ids=str)
+@pytest.mark.parametrize("targets", [{}, {45: 1e5}], ids=str)
 def test_without_losses(targets: dict[int, float]) -> None:
     happened = both("sgd", 0.01, tells=False, targets=targets)
     assert (Event.ROLLED_BACK in happened) == bool(targets)

@@ -68,7 +68,7 @@ EVENTS = {
     "first step too long": ["restarted"],
     "plateau": ["first_step"],
 }
-"""What the twin says has happened, each thing once."""
+"""What the twin says has happened at first, each thing once."""
 
 
 class Lion(torch.optim.Optimizer):
@@ -211,9 +211,10 @@ def test_recorded_gradients_make_the_same_rates(kind: str, case: str) -> None:
     assert compared > 0.9 * STEPS
 
     found = hj.found(state)
-    assert (found.status, found.rolled_back) == (record.found.status, record.found.rolled_back)
-    assert found.rate == pytest.approx(record.found.rate, rel=CLOSE)
+    theirs = record.found
+    assert (found.status, found.why, found.rolled_back) == (theirs.status, theirs.why, theirs.rolled_back)
+    assert (found.rate, found.within) == pytest.approx((theirs.rate, theirs.within), rel=CLOSE)
     events = [event.split()[0] for event in history.event if event is not None]
-    assert [*dict.fromkeys(events)] == EVENTS[case]
-    assert found.status == ("stopped" if case == "plateau" else "settled")
+    assert [*dict.fromkeys(events)][: len(EVENTS[case])] == EVENTS[case]
+    assert (found.status == "stopped") == (case == "plateau")
     assert found.rolled_back == sum(event in ("bad_batch", "rolled_back") for event in events)

@@ -89,8 +89,8 @@ def test_a_run_of_unknown_length_is_finished(finishes: str) -> None:
     assert rates[-1] < 1e-3 * max(rates)
     mine, found = hdet.jax.found(state), scheduler.found
     assert found is not None
-    assert (mine.status, mine.rolled_back) == (found.status, found.rolled_back)
-    assert mine.rate == pytest.approx(found.rate, rel=1e-9)
+    assert (mine.status, mine.why, mine.rolled_back) == (found.status, found.why, found.rolled_back)
+    assert (mine.rate, mine.within) == pytest.approx((found.rate, found.within), rel=1e-9)
 
 
 def test_a_run_is_finished_while_it_is_held() -> None:

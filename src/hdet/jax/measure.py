@@ -90,6 +90,7 @@ class Measured(NamedTuple):
     """What the steps have come to."""
 
     moved: Array
+    distance: Array
     estimated_rate: Array
     """In units of the guess; 0 where the gradients say nothing."""
     straightness: Array
@@ -152,4 +153,4 @@ class Path(NamedTuple):
         estimated_rate = jnp.where(says, self.numerator * rates / denominator, 0.0)
         straight = self.ahead / self.weight
         straightness = jnp.where(says & (straight > 0), estimated_rate / straight, 0.0)
-        return Measured(moved, estimated_rate, straightness, ~is_first & ~is_whole, typical)
+        return Measured(moved, move, estimated_rate, straightness, ~is_first & ~is_whole, typical)

@@ -15,9 +15,10 @@ from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
 from hdet.jax.round import Round
 from hdet.jax.state import AutoState, Memory
+from hdet.search.memory import doubt_of, within
 from hdet.search.progress import CLEAR, SURE
 from hdet.search.reporting import Found, Status
-from hdet.search.rule import Phase
+from hdet.search.rule import Phase, State
 
 _QUIET = 3
 """As in torch: a run of unknown length has settled after this many rounds in which the rate was not raised."""
@@ -48,7 +49,14 @@ def found(state: Any) -> Found:
     guesses = [float(guess) for guess in own.guesses] or [1.0]
     rates = tuple(guess * factor for guess in guesses) if notes.rounds > 0 else ()
     status, why = _status(memory, own.steps.made >= memory.plan.total)
-    return Found(rates[0] if rates else float("nan"), status, int(notes.rolled_back), rates, why)
+    rate = rates[0] if rates else float("nan")
+    return Found(rate, status, int(notes.rolled_back), rates, why, within(_plain(memory)))
+
+
+def _plain(memory: Memory) -> State:
+    """What :mod:`hdet.search.memory` needs of a state to say how sure it is."""
+    found = memory.found
+    return State(ceiling=float(found.ceiling), asked=float(found.asked), prior=float(found.prior))
 
 
 def _status(memory: Memory, is_last: Array) -> tuple[Status, str]:
@@ -62,7 +70,10 @@ def _status(memory: Memory, is_last: Array) -> tuple[Status, str]:
         return "searching", ""
     if memory.progress.is_known and not memory.progress.has_fallen(SURE if falling else CLEAR):
         return ("stopped", Reason.NOT_FALLEN.text) if falling else ("searching", "")
-    return "settled", Reason.AT_BOUND.text if notes.is_bound else ""
+    if notes.is_bound:
+        return "settled", Reason.AT_BOUND.text
+    doubt = doubt_of(_plain(memory))
+    return ("settled", "") if doubt is None else ("unsure", doubt.text)
 
 
 def finish(state: Any, steps: int) -> Any:

@@ -31,6 +31,11 @@ class State(NamedTuple):
     level: Array
     peak: Array
     ceiling: Array
+    asked: Array
+    most_asked: Array
+    has_diverged: Array
+    prior: Array
+    reach: Array
     history: LossHistory
     kept: Array
     """The step of the snapshot in each of the two slots; -1: there is none."""
@@ -49,6 +54,11 @@ class State(NamedTuple):
             level=number(0.0 if phase is Phase.STOPPED else math.log(C.initial_factor)),
             peak=number(0.0),
             ceiling=number(math.inf),
+            asked=number(math.inf),
+            most_asked=number(math.inf),
+            has_diverged=jnp.zeros((), bool),
+            prior=number(math.nan),
+            reach=number(math.nan),
             history=LossHistory.new(),
             kept=jnp.full(2, -1, jnp.int32),
             last=jnp.ones((), jnp.int32),
@@ -82,9 +92,13 @@ class State(NamedTuple):
         return jnp.minimum(jnp.exp(self.level) * self.rise(t), jnp.exp(jnp.minimum(self.ceiling, HIGHEST)))
 
     def at(self, level: Array) -> State:
-        """The state at another level, within bounds; a ceiling goes down with it."""
+        """The state at another level, within bounds; the ceiling falls with it."""
         level = jnp.clip(level, LOWEST, HIGHEST)
-        return self._replace(level=level, ceiling=self.ceiling + jnp.minimum(level - self.level, 0.0))
+        return self._replace(level=level).lowered(jnp.minimum(level - self.level, 0.0))
+
+    def lowered(self, by: Array) -> State:
+        """The state with another ceiling; ``by``: what is added to its logarithm."""
+        return self._replace(ceiling=self.ceiling + by, asked=self.asked + by, most_asked=self.most_asked + by)
 
     def bounded(self, highest: Array) -> State:
         """With a level that does not run away above the user's bound, whose logarithm is given."""
@@ -103,12 +117,16 @@ class Evidence(NamedTuple):
     peak: Array
     is_falling: Array
     moved: Array
+    distance: Array
+    log_guess: Array
+    """log of the schedule at the last step: rates are in units of the guess."""
     estimated_level: Array
     straightness: Array
     gradient: Array
     rates: Array
     stretch: Array
     has_losses: Array
+    falls_steadily: Array
     rounding: float
     highest: Array
 
@@ -200,19 +218,14 @@ def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) 
 
     history = choose(is_dead, history.suspecting(outlook.latest).expecting(outlook.first), history)
     history = choose(has_diverged & ~has, history.cleared(), history)
-    raised = state.slowed_from - state.level
-    before = state._replace(
-        history=choose(is_excused, state.history, history),
-        level=jnp.where(is_taken_back, state.slowed_from, state.level),
-        ceiling=jnp.where(is_taken_back, state.ceiling + raised, state.ceiling),
-    )
     is_fresh = ~outlook.is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
-    slowed, (level, ceiling) = state.at(state.level - math.log(C.backoff)), _steered(before, evidence, is_fresh)
-    steers, some = is_well & ~falling, evidence.is_told
-    is_back, older = has_diverged & has, state.older
-    after = before._replace(
-        level=jnp.where(has_diverged, slowed.level, jnp.where(steers, level, before.level)),
-        ceiling=jnp.where(has_diverged, slowed.ceiling, jnp.where(steers, ceiling, before.ceiling)),
+    raised = state.lowered(state.slowed_from - state.level).at(state.slowed_from)
+    after = choose(is_taken_back, raised._replace(has_diverged=False), state)
+    after = choose(is_well & ~falling, _steered(after, evidence, is_fresh), after)
+    slowed = state.at(state.level - math.log(C.backoff))._replace(has_diverged=True)
+    some, is_back, older = evidence.is_told, has_diverged & has, state.older
+    after = choose(has_diverged, slowed, after)._replace(
+        history=choose(is_excused, state.history, history),
         kept=jnp.where(is_back & (jnp.arange(2) != older), -1, state.kept),
         last=jnp.where(is_back, older, state.last),
         slowed_from=jnp.where(is_back, state.level, jnp.where(is_well & some, jnp.nan, state.slowed_from)),
@@ -227,20 +240,47 @@ def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) 
     return Decision(after, action, after.last, event, ~is_well)
 
 
-def _steered(state: State, evidence: Evidence, is_fresh: Array) -> tuple[Array, Array]:
-    """Level and ceiling: the level rises to the estimated rate; if that is not above it, a ceiling is set."""
-    is_settled, end = state.excused & jnp.isfinite(state.ceiling), evidence.end
+def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     q, most = evidence.length**-C.length_exponent, _largest_raise(evidence, is_fresh)
+    has_turned, level = jnp.isfinite(state.ceiling), state.level
+    reach = _reach(state, evidence)
+    prior = math.log(C.prior_distance) + jnp.log(q) - reach
+    asked = evidence.estimated_level + jnp.log(q * C.estimate_fraction)
+    goes_on = evidence.falls_steadily & ~state.has_diverged
+    goes_on &= jnp.where(has_turned, state.asked, level) < prior + math.log(C.backoff)
     straight = evidence.straightness >= 1 - q * C.straight_tolerance
-    asked = jnp.where(straight, most, evidence.estimated_level + jnp.log(q * C.estimate_fraction) - state.level)
-    is_raised, is_asked = asked > 0, evidence.asks & ~is_settled
-    capped = jnp.minimum(state.ceiling - jnp.log(state.rise(end)), state.level)  # on from the rate as it is
-    level = jnp.clip(capped + jnp.minimum(asked, most), LOWEST, HIGHEST)
-    limit = jnp.log(state.factor(end) * jnp.maximum(q * C.ceiling, 1.0))
-    ceiling = jnp.where(
-        is_raised, jnp.inf, jnp.minimum(state.ceiling, jnp.where(jnp.isinf(state.ceiling), limit, jnp.inf))
-    )
-    return jnp.where(is_asked & is_raised, level, state.level), jnp.where(is_asked, ceiling, state.ceiling)
+    wanted = jnp.where(straight | goes_on, most, asked - level)
+    used = jnp.log(state.factor(evidence.end) * jnp.maximum(q * C.ceiling, 1.0))
+    turned = jnp.minimum(level, used)
+    revised = _revised(state, asked, most, goes_on)
+    found = choose(has_turned, revised, state._replace(asked=turned, most_asked=turned))
+    found = _drawn(found, prior, state.ceiling + most)
+    found = choose(has_turned | ~(wanted > 0), found, state.at(level + jnp.minimum(wanted, most)))
+    is_settled = state.excused & has_turned
+    return choose(evidence.asks & ~is_settled, found._replace(reach=reach), state)
+
+
+def _reach(state: State, evidence: Evidence) -> Array:
+    """log of how far a step leads, as long as the path is short."""
+    distance, rates = evidence.distance, evidence.rates
+    is_told = (evidence.stretch <= C.min_steps) & (rates > 0) & (distance > 0) & (distance < jnp.inf)
+    return jnp.where(is_told, jnp.log(distance / rates) + evidence.log_guess, state.reach)
+
+
+def _revised(state: State, asked: Array, most: Array, goes_on: Array) -> State:
+    least = jnp.minimum(state.asked, state.most_asked - math.log(C.backoff))
+    lower = jnp.maximum(state.asked - C.estimate_weight, least)
+    higher = state.asked + jnp.minimum(C.estimate_weight * jnp.maximum(asked - state.asked, 0.0), most)
+    now = jnp.where(goes_on, state.asked + most, jnp.where(asked == -jnp.inf, lower, higher))
+    return state._replace(asked=now, most_asked=jnp.maximum(state.most_asked, now))
+
+
+def _drawn(state: State, prior: Array, highest: Array) -> State:
+    furthest = math.log(C.backoff)
+    pull = jnp.where(jnp.isfinite(prior), C.prior_weight * (prior - state.asked), 0.0)
+    pull = jnp.clip(pull, -furthest, jnp.where(state.has_diverged, 0.0, furthest))
+    target = jnp.clip(jnp.minimum(state.asked + pull, highest), LOWEST, HIGHEST)
+    return state._replace(ceiling=target, level=jnp.maximum(state.level, target), prior=prior)
 
 
 def _largest_raise(evidence: Evidence, is_fresh: Array) -> Array:

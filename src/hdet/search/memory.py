@@ -73,26 +73,8 @@ class Memory:
             return "searching", None
         if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
             return ("stopped", Reason.NOT_FALLEN) if self.is_falling else ("searching", None)
-        doubt = self._doubt
+        doubt = None if self.is_bound else doubt_of(self.found)
         return ("settled", Reason.AT_BOUND if self.is_bound else None) if doubt is None else ("unsure", doubt)
-
-    @property
-    def _doubt(self) -> Reason | None:
-        """What speaks against the rate that was found, unless the user has bounded it."""
-        if self.is_bound:
-            return None
-        if math.isinf(self.found.ceiling):
-            return Reason.STILL_RISING
-        return Reason.UNUSUAL if abs(self.found.asked - self.found.prior) > _UNUSUAL else None
-
-    @property
-    def within(self) -> float:
-        """The factor within which the best rate is, two times out of three; infinite as long as gradients agree."""
-        found = self.found
-        if math.isinf(found.ceiling):
-            return math.inf
-        apart = found.asked - found.prior
-        return math.exp(math.hypot(_ERROR, _DISAGREEMENT * apart) if math.isfinite(apart) else _ERROR_ALONE)
 
     @property
     def told(self) -> Found:
@@ -100,7 +82,7 @@ class Memory:
         (status, why), factor = self.status, self.found.peak_factor
         rates = tuple([peak * factor for peak in self.peaks])
         rate = (rates[self.lead] if rates else 0.0) or math.nan
-        return Found(rate, status, self.rolled_back, rates, why.text if why else "", self.within)
+        return Found(rate, status, self.rolled_back, rates, why.text if why else "", within(self.found))
 
     def signed(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round with the sign in which lower is better; if none is ever given, the logarithms of the
@@ -139,3 +121,18 @@ class Memory:
         self.found = after
         self.rolled_back += back is not None
         self.progress = decision.progress(self.progress, progress, evidence)
+
+
+def doubt_of(found: State) -> Reason | None:
+    """What speaks against the rate that was found."""
+    if math.isinf(found.ceiling):
+        return Reason.STILL_RISING
+    return Reason.UNUSUAL if abs(found.asked - found.prior) > _UNUSUAL else None
+
+
+def within(found: State) -> float:
+    """The factor within which the best rate is, two times out of three; infinite as long as gradients agree."""
+    if math.isinf(found.ceiling):
+        return math.inf
+    apart = found.asked - found.prior
+    return math.exp(math.hypot(_ERROR, _DISAGREEMENT * apart) if math.isfinite(apart) else _ERROR_ALONE)
