@@ -100,6 +100,11 @@ class State(NamedTuple):
         """The state with another ceiling; ``by``: what is added to its logarithm."""
         return self._replace(ceiling=self.ceiling + by, asked=self.asked + by, most_asked=self.most_asked + by)
 
+    def climbing(self, t: Array) -> State:
+        """Without a ceiling, at the rate that is in use at step ``t``."""
+        level = jnp.minimum(self.level, self.ceiling - jnp.log(self.rise(t)))
+        return self._replace(level=level, ceiling=number(math.inf), asked=number(math.inf), most_asked=number(math.inf))
+
     def bounded(self, highest: Array) -> State:
         """With a level that does not run away above the user's bound, whose logarithm is given."""
         return self._replace(level=jnp.minimum(self.level, jnp.maximum(highest, LOWEST)))
@@ -242,13 +247,15 @@ def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) 
 
 def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     q, most = evidence.length**-C.length_exponent, _largest_raise(evidence, is_fresh)
+    straight, before = evidence.straightness >= 1 - q * C.straight_tolerance, state
+    is_first_path = jnp.isfinite(state.pace) & (evidence.stretch <= C.min_steps)
+    state = choose(straight & is_first_path, state.climbing(evidence.end), state)  # noise in the first steps
     has_turned, level = jnp.isfinite(state.ceiling), state.level
     reach = _reach(state, evidence)
     prior = math.log(C.prior_distance) + jnp.log(q) - reach
     asked = evidence.estimated_level + jnp.log(q * C.estimate_fraction)
     goes_on = evidence.falls_steadily & ~state.has_diverged
     goes_on &= jnp.where(has_turned, state.asked, level) < prior + math.log(C.backoff)
-    straight = evidence.straightness >= 1 - q * C.straight_tolerance
     wanted = jnp.where(straight | goes_on, most, asked - level)
     used = jnp.log(state.factor(evidence.end) * jnp.maximum(q * C.ceiling, 1.0))
     turned = jnp.minimum(level, used)
@@ -256,8 +263,8 @@ def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     found = choose(has_turned, revised, state._replace(asked=turned, most_asked=turned))
     found = _drawn(found, prior, state.ceiling + most)
     found = choose(has_turned | ~(wanted > 0), found, state.at(level + jnp.minimum(wanted, most)))
-    is_settled = state.excused & has_turned
-    return choose(evidence.asks & ~is_settled, found._replace(reach=reach), state)
+    is_settled = before.excused & jnp.isfinite(before.ceiling)
+    return choose(evidence.asks & ~is_settled, found._replace(reach=reach), before)
 
 
 def _reach(state: State, evidence: Evidence) -> Array:
