@@ -226,6 +226,16 @@ def test_where_gradients_turn_the_rate_in_use_is_asked_for() -> None:
     assert late.asked == 0.0  # not more than the target was
 
 
+@pytest.mark.parametrize(("pace", "stretch", "climbs"), [(1.0, 40, True), (1.0, 41, False), (math.nan, 40, False)])
+def test_a_short_path_that_is_straight_again_climbs_on(pace: float, stretch: int, climbs: bool) -> None:
+    """From the rate in use: at step 120 of 299 it may be all that was found, and 300/121 of it is the target."""
+    turned = FOUND._replace(log_factor=2.0, pace=pace, rate=1.0)
+    state = after(turned, straightness=1.0, stretch=stretch).state
+    assert math.isinf(state.ceiling) == math.isinf(state.asked) == climbs
+    if climbs:
+        assert state.log_factor == pytest.approx(math.log(300 / 121 * CLIMB))
+
+
 def test_what_is_asked_for_follows_estimates_both_ways() -> None:
     """By 0.15 of the way up, and by 0.15 e-folds down if gradients have turned; one that is only lower says nothing."""
     lower, higher = (math.log(one / (0.1 * c.estimate_fraction)) for one in (0.5, math.e))
