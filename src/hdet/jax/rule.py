@@ -203,7 +203,9 @@ def after_round(apart: Apart, state: State, evidence: Evidence, cases: Cases, is
     zero = jnp.zeros((), jnp.int32)
     found = Decision(state, zero, zero, zero, jnp.zeros((), bool), zero)
     found = when(cases.is_first, lambda _: _after_first_step(state, evidence), found)
-    found = when(cases.is_judged, lambda _: _judged(state, evidence, cases, is_below), found)
+    is_fresh = ~is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
+    steered = apart(lambda: _steered(_restored(state, cases), evidence, is_fresh))
+    found = when(cases.is_judged, lambda _: _judged(state, evidence, cases, is_fresh, steered), found)
     return apart(lambda: choose(cases.stops, _stopped(evidence, cases.lags), _kept(found, evidence.end)))
 
 
@@ -259,16 +261,19 @@ def _lags(state: State, evidence: Evidence) -> Array:
     return is_told & (raised >= lag.MIN_RAISE) & (shorter >= jnp.maximum(raised**lag.EXPONENT, lag.WANDER * stretch))
 
 
-def _judged(state: State, evidence: Evidence, cases: Cases, is_below: Array) -> Decision:
+def _restored(state: State, cases: Cases) -> State:
+    """At the rate before a rollback, if that was wrong."""
+    raised = state.lowered(state.slowed_from - state.level).at(state.slowed_from)
+    return choose(cases.is_taken_back, raised._replace(has_diverged=False), state)
+
+
+def _judged(state: State, evidence: Evidence, cases: Cases, is_fresh: Array, steered: State) -> Decision:
     is_excused, is_back, is_taken_back = cases.is_excused, cases.is_back, cases.is_taken_back
     has_diverged, falling, has = is_back | cases.is_slowed, evidence.is_falling, state.has_snapshot
     is_well, some, older = ~is_excused & ~has_diverged, evidence.is_told, state.older
-    is_fresh = ~is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
-    raised = state.lowered(state.slowed_from - state.level).at(state.slowed_from)
-    after = choose(is_taken_back, raised._replace(has_diverged=False), state)
-    after = choose(is_well & ~falling, _steered(after, evidence, is_fresh), after)
+    after = choose(falling, _restored(state, cases), steered)
     slowed = state.at(state.level - math.log(C.backoff))._replace(has_diverged=True)
-    after = choose(has_diverged, slowed, after)._replace(
+    after = choose(is_well, after, choose(has_diverged, slowed, state))._replace(
         kept=jnp.where(is_back & (jnp.arange(2) != older), -1, state.kept),
         last=jnp.where(is_back, older, state.last),
         slowed_from=jnp.where(is_back, state.level, jnp.where(is_well & some, jnp.nan, state.slowed_from)),
