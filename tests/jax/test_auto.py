@@ -91,7 +91,7 @@ def test_it_is_back_at_earlier_weights_however_far_they_were(loop: Loop) -> None
     after, state = own.train(params, optimizer.init(weights()), 0, 1, {0: 1e9})
     assert state.memory.notes.event == code_of(Event.RESTARTED)
     after, state = own.train(after, state, 1, 2)  # puts right what rounding has left
-    assert state.memory.notes.returns == -1
+    assert state.memory.round.returns == -1
     for name, p in after.items():
         np.testing.assert_allclose(p, before[name], rtol=1e-6, atol=1e-9)
     after, state = own.train(after, state, 2, STEPS, {50: np.nan})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from hdet.jax.numbers import Array, absent, choose, kth, lower_median, number, pushed_left, pushed_right, running
+from hdet.jax.numbers import Array, absent, middle, number, up_to
 from hdet.rollback.judge import BLOCKS, FEWEST, LIMITS, REMEMBERED, Verdict
 
 
@@ -14,25 +15,33 @@ class Blocks(NamedTuple):
     """The losses of a round."""
 
     mean: Array
-    """Of the finite ones of each block; NaN: there was none."""
+    """Of the finite losses of each block that has any, one after the other; NaN behind them."""
     steps: Array
-    given: Array
-    """Whether there was any loss."""
+    """Of the same blocks; 1 behind them."""
+    count: Array
+    nonfinite: Array
+    """Steps with losses after these blocks."""
 
-    @property
-    def known(self) -> Array:
-        """Which have a finite mean."""
-        return self.given & jnp.isfinite(self.mean)
-
-    @property
-    def finite(self) -> Blocks:
-        """Only those that are known."""
-        return self._replace(given=self.known)
+    @classmethod
+    def of(cls, mean: Array, steps: Array, given: Array) -> Blocks:
+        """Of the blocks of a round; ``given``: those with any loss."""
+        place, known = jnp.arange(BLOCKS), given & jnp.isfinite(mean)
+        seen = jnp.cumsum(known)
+        is_later = given & ~known & (seen == seen[-1])
+        order = jnp.sum(seen <= place[:, None], axis=1)  # the places of known blocks; behind them, none
+        means, lengths = (row.at[order].get(mode="fill", fill_value=x) for row, x in ((mean, jnp.nan), (steps, 1)))
+        nonfinite = jnp.sum(jnp.where(is_later, steps, 0)).astype(jnp.int32)
+        return cls(means, lengths, seen[-1].astype(jnp.int32), nonfinite)
 
     def behind(self, means: Array, steps: Array) -> tuple[Array, Array]:
-        """Some blocks and the known ones of this round behind them."""
-        known = jnp.where(self.known, self.mean, jnp.nan)
-        return jnp.concatenate([means, known]), jnp.concatenate([steps, self.steps])
+        """Blocks that are at the end of their arrays, and these behind them."""
+        return jnp.concatenate([means, self.mean]), jnp.concatenate([steps, self.steps])
+
+    def last(self, means: Array, steps: Array) -> tuple[Array, Array]:
+        """The last ones of some blocks and these, at the end of arrays as long as those."""
+        rows = self.behind(means, steps)
+        means, steps = (jax.lax.dynamic_slice_in_dim(row, self.count, len(means)) for row in rows)
+        return means, steps
 
 
 class LossHistory(NamedTuple):
@@ -83,96 +92,89 @@ class LossHistory(NamedTuple):
         none = jnp.full_like(self.before, jnp.nan)
         return self._replace(suspect_level=jnp.full_like(self.suspect_level, jnp.nan), before=none)
 
-    @property
-    def noise(self) -> Array:
-        """The standard deviation of a single step's loss; infinite as long as nothing is known of it."""
-        count = jnp.sum(~jnp.isnan(self.second_differences))
-        usual = kth(self.second_differences, 3 * count // 4) / 2.82
-        second = kth(jnp.where(self.second_differences > 0, self.second_differences, jnp.nan), 1) / 2
-        found = jnp.maximum(usual, jnp.nan_to_num(second, posinf=jnp.inf)) * (1 + 5 / jnp.sqrt(jnp.maximum(count, 1)))
-        return jnp.where(count < FEWEST, jnp.inf, found)
+    def after(self, judged: Judged, blocks: Blocks) -> LossHistory:
+        """A round has ended with these losses and this verdict. Its second differences get :meth:`longer` apart."""
+        level, verdict = judged.level, judged.verdict
+        is_bad, is_freed = verdict == Verdict.DIVERGED, verdict == Verdict.FALSE_ALARM
+        is_told = (blocks.count > 0) & ~is_bad
+        is_fine, lowest = is_told & ~is_freed, jnp.fmin(level, self.lowest)
+        recent = jnp.where(is_freed, jnp.nan, self.recent)
+        recent, recent_steps = blocks.last(recent, self.recent_steps)
+        latest = _second_differences(*blocks.behind(self.recent[-2:], self.recent_steps[-2:]))
+        before = jnp.stack([jnp.where(is_freed, jnp.nan, self.before[1]), level])
+        return self._replace(
+            lowest=jnp.where(is_fine, lowest, self.lowest),
+            gain=self.gain + jnp.where(is_fine, jnp.nan_to_num(self.lowest - lowest), 0.0),
+            before=jnp.where(is_told, before, self.before),
+            recent=jnp.where(is_bad, jnp.nan, recent),
+            recent_steps=recent_steps,
+            latest=jnp.where(is_fine, latest, jnp.where(is_bad | is_freed, jnp.nan, self.latest)),
+            nonfinite_streak=judged.nonfinite_streak,
+            suspect_level=jnp.where(is_bad, level, jnp.where(is_told, jnp.nan, self.suspect_level)),
+        )
+
+    def longer(self, added: Array) -> Array:
+        """The second differences, and so many of the last round."""
+        both = jnp.concatenate([self.second_differences, self.latest])
+        return jax.lax.dynamic_slice_in_dim(both, added, REMEMBERED)
+
+
+def noise_in(ordered: Array) -> Array:
+    """The standard deviation of a single step's loss, by ordered second differences; infinite if these are few."""
+    count, none = up_to(jnp.inf, ordered), up_to(0.0, ordered)
+    usual, second = (ordered.at[at].get(mode="fill", fill_value=jnp.nan) for at in (3 * count // 4, none + 1))
+    grain = jnp.where(none + 1 < count, second / 2, 0.0)
+    return jnp.where(count < FEWEST, jnp.inf, jnp.maximum(usual / 2.82, grain) * (1 + 5 / jnp.sqrt(count)))
 
 
 class Judged(NamedTuple):
     """What is to be thought of a round; verdicts are numbers of :class:`hdet.rollback.judge.Verdict`."""
 
-    history: LossHistory
     verdict: Array
     on_finite: Array
     """The verdict on the finite losses alone, whatever the gradients say."""
+    level: Array
+    nonfinite_streak: Array
 
 
-def judge(history: LossHistory, blocks: Blocks, falling: Array, doubted: Array) -> Judged:
-    """One round."""
-    count, nonfinite_streak = jnp.sum(blocks.known), _nonfinite_streak(history.nonfinite_streak, blocks)
-    means, steps = blocks.behind(history.recent, history.recent_steps)
-    there = ~jnp.isnan(means)
-    is_last = there & (jnp.sum(there) - running(there) < jnp.maximum(count, FEWEST))
-    level = lower_median(jnp.where(is_last, means, jnp.nan))
-    is_long, is_known = nonfinite_streak >= FEWEST, count > 0
-    is_free = jnp.isfinite(history.suspect_level) & _is_as_bad_at_once(history, blocks)
-    is_diverged, is_surely = (
-        (jnp.sum(is_last) >= FEWEST) & one for one in _has_diverged(history, level, falling, doubted)
-    )
-
-    own, own_steps = pushed_right(FEWEST, *blocks.behind(*(row[:0] for row in (means, steps))))
-    freed = history.cleared().expecting(level)
-    freed = freed._replace(
-        recent=own,
-        recent_steps=own_steps,
-        latest=jnp.full_like(history.latest, jnp.nan),
-        nonfinite_streak=nonfinite_streak,
-    )
-
-    recent, recent_steps = pushed_right(FEWEST, means, steps)
-    lowest = jnp.fmin(level, history.lowest)
-    fine = LossHistory(
-        lowest=lowest,
-        gain=history.gain + jnp.nan_to_num(history.lowest - lowest),
-        before=jnp.stack([history.before[1], level]),
-        recent=recent,
-        recent_steps=recent_steps,
-        second_differences=pushed_right(REMEMBERED, jnp.concatenate([history.second_differences, history.latest]))[0],
-        latest=_second_differences(*blocks.behind(history.recent[-2:], history.recent_steps[-2:])),
-        nonfinite_streak=nonfinite_streak,
-        suspect_level=jnp.full_like(history.suspect_level, jnp.nan),
-    )
-    found = choose(is_diverged, history.suspecting(level), fine)
-    found = choose(is_free, freed, found)
-    found = choose(is_known, found, history._replace(nonfinite_streak=nonfinite_streak))
-    found = choose(is_long, history.suspecting(jnp.inf), found)
+def judge(history: LossHistory, noise: Array, blocks: Blocks, falling: Array, doubted: Array) -> Judged:
+    """One round; ``noise``: that of the history."""
+    count, is_known = blocks.count, blocks.count > 0
+    streak = blocks.nonfinite + jnp.where(is_known, 0, history.nonfinite_streak)
+    recent, _ = blocks.last(history.recent, history.recent_steps)
+    level, _ = middle(jnp.where(count >= FEWEST, blocks.mean, jnp.concatenate([recent, absent(BLOCKS - FEWEST)])))
+    is_free = is_known & jnp.isfinite(history.suspect_level) & _is_as_bad_at_once(history, blocks)
+    can_diverge, is_long = is_known & ~jnp.isnan(recent[0]), streak >= FEWEST
     verdict, on_finite = (
-        jnp.where(is_known & is_free, Verdict.FALSE_ALARM, jnp.where(is_known & one, Verdict.DIVERGED, Verdict.FINE))
-        for one in (is_diverged, is_surely)
+        jnp.where(is_free, Verdict.FALSE_ALARM, jnp.where(can_diverge & one, Verdict.DIVERGED, Verdict.FINE))
+        for one in _has_diverged(history, noise, level, falling, doubted)
     )
-    return Judged(found, jnp.where(is_long, Verdict.DIVERGED, verdict), on_finite)
-
-
-def _nonfinite_streak(before: Array, blocks: Blocks) -> Array:
-    """Steps without a finite loss at the end of all blocks so far."""
-    seen = running(blocks.known)
-    is_later = blocks.given & ~blocks.known & (seen == seen[-1])
-    longer = jnp.sum(jnp.where(is_later, blocks.steps, 0)).astype(before.dtype)
-    return longer + jnp.where(seen[-1] > 0, 0, before)
+    return Judged(
+        jnp.where(is_long, Verdict.DIVERGED, verdict),
+        on_finite,
+        jnp.where(is_long, jnp.inf, level),
+        jnp.where(is_long | (verdict == Verdict.DIVERGED), 0, streak),
+    )
 
 
 def _is_as_bad_at_once(history: LossHistory, blocks: Blocks) -> Array:
-    before, known = jnp.nanmin(history.before), blocks.known
-    is_first = known & (running(known) <= jnp.maximum(jnp.sum(known) // 2, 2))
-    lowest = jnp.min(jnp.where(is_first, blocks.mean, jnp.inf))
+    before, is_first = jnp.fmin(*history.before), jnp.arange(BLOCKS) < jnp.maximum(blocks.count >> 1, 2)
+    lowest = jnp.min(jnp.where(is_first & ~jnp.isnan(blocks.mean), blocks.mean, jnp.inf))
     return lowest > before + LIMITS.as_bad * (history.suspect_level - before)
 
 
-def _has_diverged(history: LossHistory, level: Array, falling: Array, doubted: Array) -> tuple[Array, Array]:
+def _has_diverged(
+    history: LossHistory, noise: Array, level: Array, falling: Array, doubted: Array
+) -> tuple[Array, Array]:
     """Whether it is, and whether it would be without doubts."""
     lost = jnp.where(falling, history.gain, LIMITS.lost * history.gain)
-    is_known = ~jnp.any(jnp.isnan(history.second_differences))
-    rise, noise = level - jnp.nanmin(history.before), history.noise
+    is_known, rise = ~jnp.isnan(history.second_differences[0]), level - jnp.fmin(*history.before)
     fewer = jnp.where(doubted & is_known & ~falling, LIMITS.doubted, LIMITS.noise)
     return rise > jnp.maximum(lost, fewer * noise), rise > jnp.maximum(lost, LIMITS.noise * noise)
 
 
 def _second_differences(means: Array, steps: Array) -> Array:
-    means, steps = pushed_left(means, steps)
+    """From the first one on that is known."""
     shortest = jnp.minimum(jnp.minimum(steps[:-2], steps[1:-1]), steps[2:])
-    return jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:]) * jnp.sqrt(shortest)
+    found = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:]) * jnp.sqrt(shortest)
+    return jax.lax.dynamic_slice_in_dim(jnp.concatenate([found, absent(2)]), jnp.sum(jnp.isnan(means[:2])), BLOCKS)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hdet.jax.numbers import Array, number, ranked
+from hdet.jax.numbers import Array, number
 
 _Tree = TypeVar("_Tree")
 Tree = Any
@@ -74,16 +74,31 @@ def numbers_of(tree: Tree) -> list[int]:
     return [x.size * (2 if jnp.iscomplexobj(x) else 1) for x in jax.tree.leaves(tree)]
 
 
-def typical_norm(tree: Tree, lengths: Array, moves: Array) -> Array:
+def typical_norm(sizes: Array, lengths: Array, moves: Array) -> Array:
     """The norm of weights of which no minority decides; see :func:`hdet.search.estimate.typical_norm`."""
-    sizes = jnp.asarray(numbers_of(tree), lengths.dtype)
     each, is_moved = lengths / jnp.sqrt(jnp.maximum(sizes, 1)), (sizes > 0) & (moves > 0)
     counted = jnp.where(is_moved & (each > 0), sizes, 0.0)
-    rank = ranked(each)
-    before = jnp.sum(jnp.where(rank < rank[:, None], counted, 0.0), axis=1)
-    reached = (counted > 0) & (before < jnp.sum(counted) / 2)
-    middle = jnp.max(jnp.where(reached, each, 0.0))
+    up_to = jnp.sum(jnp.where(each <= each[:, None], counted, 0.0), axis=1)
+    middle = jnp.min(jnp.where((counted > 0) & (up_to >= jnp.sum(counted) / 2), each, jnp.inf))
     return jnp.sqrt(jnp.sum(jnp.where(is_moved, sizes * jnp.minimum(each, middle) ** 2, 0.0)))
+
+
+class Distance(NamedTuple):
+    """From the path's origin to some weights."""
+
+    moves: Array
+    """By how much each array has moved ..."""
+    lengths: Array
+    """... and its norm at the origin."""
+    sizes: tuple[int, ...]
+    """How many real numbers it has."""
+    denominator: Array
+    """The inner product of the sum of gradients and the displacement."""
+
+    @classmethod
+    def of(cls, origin: Tree, total: Tree, params: Tree) -> Distance:
+        way = less(origin, params)
+        return cls(norms(way), norms(origin), tuple(numbers_of(origin)), dot(total, way))
 
 
 class Measured(NamedTuple):
@@ -134,20 +149,18 @@ class Path(NamedTuple):
         new = before + jnp.stack([dot(g, less(origin, params)), rates, number(1.0)])
         return (origin, total), self._replace(numerator=new[0], ahead=new[1], weight=new[2], rate=rate)
 
-    def measured(self, origin: Tree, total: Tree, rates: Array, params: Tree, is_first: Array) -> Measured:
-        """At these weights, after steps with this sum of rates.
+    def measured(self, distance: Distance, rates: Array, is_first: Array) -> Measured:
+        """After steps with this sum of rates.
 
         ``is_first``: a first step was made, of which only the length counts.
         """
-        way = less(origin, params)
-        moves, lengths = norms(way), norms(origin)
+        moves, lengths, sizes, denominator = distance
         move, length = jnp.linalg.norm(moves), jnp.linalg.norm(lengths)
-        found = typical_norm(origin, lengths, moves) / length
+        found = typical_norm(jnp.asarray(sizes, lengths.dtype), lengths, moves) / length
         learns = is_first & (found > 0) & (found < jnp.inf)
         typical = jnp.where(learns, found, self.typical)
         size = length * typical
         moved = jnp.nan_to_num(jnp.where(size > 0, move / size, move), nan=jnp.inf, posinf=jnp.inf)
-        denominator = dot(total, way)
         is_whole = jnp.isfinite(self.numerator) & jnp.isfinite(denominator)
         says = is_whole & (self.numerator > 0) & (denominator > 0) & ~is_first
         estimated_rate = jnp.where(says, self.numerator * rates / denominator, 0.0)

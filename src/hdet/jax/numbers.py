@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array: TypeAlias = Any
 """A jax array, or a number where that will do. ``Any``: the types of jax are not there when hdet is checked."""
@@ -31,7 +32,11 @@ def choose(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
 
 def typed_as(tree: _Tree, like: _Tree) -> _Tree:
     """Each array in the type of its counterpart, as loops require."""
-    found: _Tree = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), tree, like)
+
+    def typed(new: Array, old: Array) -> Array:
+        return new if getattr(new, "dtype", None) == old.dtype else jnp.asarray(new, old.dtype)
+
+    found: _Tree = jax.tree.map(typed, tree, like)
     return found
 
 
@@ -48,53 +53,55 @@ def when(condition: Array, change: Callable[[_Tree], _Tree], tree: _Tree) -> _Tr
     return found
 
 
-def running(values: Array) -> Array:
-    """Sums up to each number. By a table: of a few numbers that compiles faster than a scan, and a rank than a sort."""
-    count = len(values)
-    return jnp.sum(jnp.where(jnp.tri(count, dtype=bool), values, 0), axis=1)
+class Apart(NamedTuple):
+    """Calls a function apart from all else, so that it compiles fast.
+
+    XLA copies what a number is made of into the kernel of each number that is made of it, and a kernel takes 20 ms to
+    compile. What comes out of a loop is not copied. On a CPU, a loop is even one kernel if all that it reads and writes
+    is less than 1 kB, and it does not sort.
+    """
+
+    sure: Array
+    """A truth value that is true, which XLA cannot know."""
+
+    def __call__(self, make: Callable[[], _Tree]) -> _Tree:
+        made = jax.jit(make)  # so that it is traced once
+        found: _Tree = when(self.sure, lambda _: made(), jax.tree.map(_any, jax.eval_shape(made)))
+        return found
 
 
-def pushed_left(values: Array, *more: Array) -> tuple[Array, ...]:
-    """Those that are there come first, in their order; ``more``: arrays that go with them."""
-    return _moved(running(~jnp.isnan(values)) - 1, values, more, len(values))
+def _any(like: Any) -> Array:
+    """Some constant; of equal numbers, XLA would fill the array by a kernel."""
+    return (np.arange(like.size) == 0).reshape(like.shape).astype(like.dtype)
 
 
-def pushed_right(count: int, values: Array, *more: Array) -> tuple[Array, ...]:
-    """The last ``count`` of those that are there, at the end."""
-    place = running(~jnp.isnan(values))
-    return _moved(place - place[-1] + count - 1, values, more, count)
+def quotient(number: Array, by: Array) -> Array:
+    """``number // by`` of integers that are not negative, in one operation instead of ten."""
+    return jax.lax.div(*(jnp.asarray(x, jnp.int32) for x in (number, by)))
 
 
-def _moved(places: Array, values: Array, more: tuple[Array, ...], count: int) -> tuple[Array, ...]:
-    goes = (places[:, None] == jnp.arange(count)) & ~jnp.isnan(values)[:, None]
-    is_there = jnp.any(goes, axis=0)
-    rows = (jnp.sum(jnp.where(goes, row[:, None], 0), axis=0) for row in (values, *more))
-    both = zip(rows, (jnp.nan, *[1] * len(more)), strict=True)
-    return tuple(jnp.where(is_there, row, other) for row, other in both)
+def count_of(values: Array) -> Array:
+    """How many are there."""
+    return jnp.sum(~jnp.isnan(values), dtype=jnp.int32)
 
 
-def ranked(values: Array) -> Array:
-    """The rank of each number, from 0 on; those that are not there come last."""
-    count = len(values)
-    size = jnp.where(jnp.isnan(values), jnp.inf, values)
-    is_earlier = jnp.tri(count, k=-1, dtype=bool)
-    return jnp.sum((size < size[:, None]) | ((size == size[:, None]) & is_earlier), axis=1)
+def at(values: Array, *place: Array) -> Array:
+    """One of them."""
+    indices = [jnp.asarray(index, jnp.int32) for index in place]
+    return jax.lax.dynamic_slice(values, indices, (1,) * len(place)).reshape(())
 
 
-def kth(values: Array, rank: Array) -> Array:
-    """The number of this rank; NaN: there are not as many."""
-    is_it = (ranked(values) == rank) & ~jnp.isnan(values)
-    return jnp.where(jnp.any(is_it), jnp.sum(jnp.where(is_it, values, 0)), jnp.nan)
+def up_to(limit: Array, ordered: Array) -> Array:
+    """How many are there, and not above the limit; ``ordered``: by size, and NaN last."""
+    return jnp.searchsorted(ordered, limit, side="right").astype(jnp.int32)
 
 
-def lower_median(values: Array) -> Array:
-    """The lower one of the two in the middle."""
-    return kth(values, (jnp.sum(~jnp.isnan(values)) - 1) // 2)
-
-
-def median(values: Array) -> Array:
-    """The mean of the two in the middle; NaN: there is no number."""
-    return (lower_median(values) + kth(values, jnp.sum(~jnp.isnan(values)) // 2)) / 2
+def middle(values: Array) -> tuple[Array, Array]:
+    """The two numbers in the middle; infinite: there is none. All are compared with all, which needs no sort."""
+    count, lower = count_of(values), jnp.sum(values <= values[:, None], axis=1)
+    ranks = (count - 1) >> 1, count >> 1
+    low, high = (jnp.min(jnp.where(lower > rank, values, jnp.inf)) for rank in ranks)
+    return low, high
 
 
 class Sum(NamedTuple):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from hdet.jax.judge import Blocks
-from hdet.jax.numbers import Array, absent, choose, median, number, pushed_left, pushed_right, running
+from hdet.jax.numbers import Apart, Array, absent, at, count_of, middle, number, up_to, when
 from hdet.rollback.judge import FEWEST
 from hdet.search.constants import DEFAULT
 from hdet.search.progress import CLEAR, FAR, LATEST, LEAST, RISEN, ROUNDED, SURE
-from hdet.search.rule import next_end
+from hdet.search.rule import Phase, next_end
 
 LONGEST = 2**30
 """Steps that a run may have: they are counted in 32 bits."""
@@ -31,9 +33,6 @@ _FIRST_STEPS = 80
 _ROOM = _FIRST_STEPS + len(ENDS) + 4
 
 
-Falls: TypeAlias = tuple[Array, Array, Array, Array]
-
-
 class Outlook(NamedTuple):
     """What follows from the losses so far."""
 
@@ -44,18 +43,60 @@ class Outlook(NamedTuple):
     is_lost: Array
     """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
 
+    @classmethod
+    def unknown(cls) -> Outlook:
+        """Without losses."""
+        return cls(number(jnp.nan), number(jnp.nan), jnp.ones((), bool), jnp.zeros((), bool))
+
+
+class Scale(NamedTuple):
+    """What falls are measured by. Losses are above the first: in float32 differences are more exact than losses."""
+
+    first: Array
+    """The loss at the beginning; NaN: none is known."""
+    few: Array
+    """Steps that it is the mean of."""
+    single: Array
+    """The noise of a single step; 0 if nothing is known of it."""
+    doubt: Array
+    place: Array
+    """Of the first round in the last quarter of the steps, the latest ones ..."""
+    latest: Array
+    """... their loss ..."""
+    share: Array
+    """... and 1 over their number."""
+
+    @property
+    def is_known(self) -> Array:
+        """Whether there are enough losses to compare."""
+        return jnp.isfinite(self.first) & (self.place > 1)
+
+
+class Fall(NamedTuple):
+    """From a beginning to the latest losses."""
+
+    fall: Array
+    noise: Array
+    """The standard deviation of the fall."""
+    least: Array
+    """What would be next to nothing."""
+
+    def is_beyond(self, deviations: Array, least: Array) -> Array:
+        """Whether it is clear."""
+        return self.fall > jnp.maximum(deviations * self.noise, least)
+
 
 class Progress(NamedTuple):
     """The losses so far, by rounds."""
 
     start: Array
     start_steps: Array
-    level: Array
+    losses: Array
+    """Two rows: level and noise of each round."""
     steps: Array
-    noise: Array
-    end: Array
+    """Two rows: how many steps with losses there were before each round, and how many at all."""
     count: Array
-    """Rounds that are remembered: the first of the four arrays above."""
+    """Rounds that are remembered: the first of those above."""
     last: Array
     last_steps: Array
     fell: Array
@@ -63,113 +104,137 @@ class Progress(NamedTuple):
     @classmethod
     def new(cls) -> Progress:
         """Before any loss."""
-        two, room = absent(2), absent(_ROOM)
-        counts = jnp.zeros(_ROOM, jnp.int32)
+        two, losses, steps = absent(2), absent(2 * _ROOM).reshape(2, _ROOM), jnp.zeros((2, _ROOM + 1), jnp.int32)
         count, ones = jnp.zeros((), jnp.int32), jnp.ones_like(two)
-        return cls(two, ones, room, room, room, counts, count, two, ones, jnp.zeros((), bool))
+        return cls(two, ones, losses, steps, count, two, ones, jnp.zeros((), bool))
 
-    def after(self, blocks: Blocks, end: Array, is_first: Array) -> tuple[Progress, Outlook]:
-        """A round has ended with these losses; ``is_first``: it was a first step."""
-        means, steps = pushed_left(*blocks.behind(self.last, self.last_steps))
+    def after(self, apart: Apart, blocks: Blocks, end: Array, phase: Array) -> tuple[Progress, Outlook]:
+        """A round of this phase has ended with these losses."""
+        noise = apart(lambda: self._noise(blocks))
+        found = when(apart.sure, lambda one: one._with_round(blocks, noise, end, phase == Phase.FIRST), self)
+        noises = found._noises
+        scale = apart(lambda: found._scale(noises))
+        fell, outlook = apart(lambda: found._outlook(scale))
+        return found._replace(fell=fell), outlook
+
+    def _noise(self, blocks: Blocks) -> Array:
+        """Of a single step, by three neighbours each."""
+        means, steps = blocks.behind(self.last, self.last_steps)
         bends = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:])
         noises = bends / jnp.sqrt(1 / steps[:-2] + 4 / steps[1:-1] + 1 / steps[2:]) / 0.6745
-        at = jnp.where(is_first, jnp.minimum(self.count, _FIRST_STEPS), self.count)
-        start, start_steps = pushed_left(*blocks.behind(self.start, self.start_steps))
-        last, last_steps = pushed_right(2, means, steps)
-        found = Progress(
-            start=start[:2],
-            start_steps=start_steps[:2],
-            level=self.level.at[at].set(median(jnp.where(blocks.known, blocks.mean, jnp.nan))),
-            steps=self.steps.at[at].set(jnp.sum(jnp.where(blocks.known, blocks.steps, 0))),
-            noise=self.noise.at[at].set(median(noises)),
-            end=self.end.at[at].set(end),
-            count=at + 1,
+        return jnp.where(count_of(noises) > 0, sum(middle(noises)) / 2, jnp.nan)
+
+    def _with_round(self, blocks: Blocks, noise: Array, end: Array, is_first: Array) -> Progress:
+        is_known, begun = blocks.count > 0, count_of(self.start)
+        place = jnp.where(is_first & is_known, jnp.minimum(self.count, _FIRST_STEPS), self.count)
+        steps = jnp.sum(jnp.where(jnp.isnan(blocks.mean), 0, blocks.steps)).astype(jnp.int32)
+        losses, ends = jnp.stack([sum(middle(blocks.mean)) / 2, noise]), jnp.stack([self._until(place) + steps, end])
+        row = jnp.zeros_like(place)
+        start, start_steps = (
+            jax.lax.dynamic_update_slice_in_dim(jnp.concatenate([row, more]), more, begun, 0)[: len(row)]
+            for row, more in ((self.start, blocks.mean), (self.start_steps, blocks.steps))
+        )
+        last, last_steps = blocks.last(self.last, self.last_steps)
+        return Progress(
+            start=start,
+            start_steps=start_steps,
+            losses=jax.lax.dynamic_update_slice(self.losses, losses[:, None], (row, place)),
+            steps=jax.lax.dynamic_update_slice(self.steps, ends[:, None], (row, place + 1)),
+            count=jnp.where(is_known, place + 1, self.count),
             last=last,
             last_steps=last_steps,
             fell=self.fell,
         )
-        found = choose(jnp.any(blocks.known), found, self)
-        falls = found._falls()
-        return found._replace(fell=self.fell | found._is_below(falls, found._doubt)), found._outlook(falls)
 
-    def rolled_back(self, step: Array) -> Progress:
-        """The round that has just ended has diverged: training goes on from the weights of an earlier step."""
-        count = jnp.sum(self._there & (self.end <= step)).astype(self.count.dtype)
+    def cleared(self) -> Progress:
+        """Earlier losses are no measure any more."""
         none, no = jnp.full_like(self.last, jnp.nan), jnp.zeros_like(self.fell)
-        return self._replace(count=count, last=none, fell=no)
+        return self._replace(start=none, count=jnp.zeros_like(self.count), last=none, fell=no)
+
+    def rolled_back(self, before: Progress, step: Array) -> Progress:
+        """The round that has just ended has diverged: training goes on from the weights of an earlier step.
+
+        ``before``: without that round.
+        """
+
+        def is_later(count: Array) -> Array:
+            return (count > 0) & (at(self.steps, 1, count) > step)
+
+        count = jax.lax.while_loop(is_later, lambda count: count - 1, before.count)
+        return self.cleared()._replace(start=before.start, start_steps=before.start_steps, count=count)
 
     # -- what follows -------------------------------------------------------------------------------------------------
 
-    @property
-    def first(self) -> Array:
-        """The loss at the beginning; NaN: none is known."""
-        steps = jnp.where(jnp.isnan(self.start), 0, self.start_steps)
-        return jnp.nansum(self.start * steps) / jnp.sum(steps)
+    def has_fallen(self, deviations: float = SURE) -> Array:
+        """Whether the loss is lower than it was, beyond its noise; also if nothing is known."""
+        scale = self._scale(self._noises)
+        return ~scale.is_known | self._any_fall(scale, lambda one: [one.is_beyond(deviations, one.least)])[0]
 
     @property
-    def latest(self) -> Array:
-        """The loss as it is."""
-        return self.first + self._mean(self._is_latest)
+    def _noises(self) -> Array:
+        """By size."""
+        return jnp.sort(jnp.where(jnp.arange(_ROOM) < self.count, self.losses[1], jnp.nan))
 
-    @property
-    def is_known(self) -> Array:
-        """Whether there are enough losses to compare."""
-        return jnp.isfinite(self.first) & (self.count > jnp.sum(self._is_latest) + 1)
+    def _until(self, place: Array) -> Array:
+        """Steps with losses before a round."""
+        return at(self.steps, 0, place)
 
-    def has_fallen(self, sure: float = SURE) -> Array:
-        """Whether the loss is lower than it was, beyond its noise. Not if nothing is known."""
-        fall, noise, least, there = self._falls()
-        return jnp.any(there & (fall > jnp.maximum(sure * noise, least)))
+    def _above(self, first: Array, place: Array) -> tuple[Array, Array]:
+        """A round's loss above the first, and its steps."""
+        steps = self._until(place + 1) - self._until(place)
+        return at(self.losses, 0, place) - first, steps.astype(first.dtype)
 
-    def _is_below(self, falls: Falls, doubt: Array) -> Array:
-        fall, noise, _, there = falls
-        return jnp.any(there & (fall > jnp.maximum(CLEAR * doubt * noise, ROUNDED * jnp.abs(self.first))))
+    def _scale(self, noises: Array) -> Scale:
+        known, steps = up_to(jnp.inf, noises), jnp.where(jnp.isnan(self.start), 0, self.start_steps)
+        few, doubt = jnp.sum(steps), 1 + 5 / jnp.sqrt(jnp.maximum(known, 1))
+        median = (at(noises, jnp.maximum(known - 1, 0) >> 1) + at(noises, known >> 1)) / 2
+        first, zero = jnp.nansum(self.start * steps) / few, number(0.0)
+        least = jnp.maximum(LATEST * self._until(self.count), FEWEST)
 
-    def _outlook(self, falls: Falls) -> Outlook:
-        fall, noise, _, there = falls
-        has_risen = jnp.all(~there | (-fall > RISEN * self._doubt * noise))
-        fell = self.fell | self._is_below(falls, self._doubt)
-        is_lost = jnp.any(there) & (has_risen | (fell & jnp.all(~there | (fall <= 0))))
-        return Outlook(self.first, self.latest, jnp.isnan(self.first) | self._is_below(falls, 1.0), is_lost)
+        def longer(latest: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            place, total, many = latest
+            above, steps = self._above(first, place - 1)
+            return place - 1, total + above * steps, many + steps
 
-    @property
-    def _there(self) -> Array:
-        return jnp.arange(_ROOM) < self.count
+        place, total, many = jax.lax.while_loop(
+            lambda latest: (latest[2] < least) & (latest[0] > 0), longer, (self.count, zero, zero)
+        )
+        return Scale(first, few, jnp.where(known > 0, median, 0.0), doubt, place, total / many, 1 / many)
 
-    @property
-    def _doubt(self) -> Array:
-        known = jnp.sum(self._there & ~jnp.isnan(self.noise))
-        return 1 + 5 / jnp.sqrt(jnp.maximum(known, 1))
+    def _outlook(self, scale: Scale) -> tuple[Array, Outlook]:
+        """Whether the loss had clearly fallen at the end of any round, and what follows."""
+        first, rounded, doubt = scale.first, ROUNDED * jnp.abs(scale.first), scale.doubt
+        fell, is_below, has_not_risen, is_above = self._any_fall(
+            scale,
+            lambda one: [
+                one.is_beyond(CLEAR * doubt, rounded),
+                one.is_beyond(CLEAR, rounded),
+                ~(-one.fall > RISEN * doubt * one.noise),
+                ~(one.fall <= 0),
+            ],
+        )
+        fell = self.fell | fell
+        is_lost = scale.is_known & (~has_not_risen | (fell & ~is_above))
+        return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, is_lost)
 
-    @property
-    def _single(self) -> Array:
-        """The noise of a single step; 0 if nothing is known of it."""
-        return jnp.nan_to_num(median(jnp.where(self._there, self.noise, jnp.nan)), posinf=jnp.inf)
+    def _any_fall(self, scale: Scale, ask: Callable[[Fall], list[Array]]) -> Array:
+        """Which of the answers are true of any fall."""
+        first, few, single, zero = scale.first, scale.few, scale.single, number(0.0)
 
-    @property
-    def _is_latest(self) -> Array:
-        steps = jnp.where(self._there, self.steps, 0)
-        least = jnp.maximum(LATEST * jnp.sum(steps), FEWEST)
-        later = jnp.sum(steps) - running(steps)
-        return self._there & (later < least)
+        def answers(mean: Array, steps: Array) -> Array:
+            size, noise = jnp.abs(first + mean), single * jnp.sqrt(1 / steps + scale.share)
+            least = jnp.maximum(jnp.minimum(LEAST * size, FAR * single), ROUNDED * size)
+            return scale.is_known & jnp.stack(ask(Fall(mean - scale.latest, noise, least)))
 
-    def _mean(self, chosen: Array) -> Array:
-        """Above the first loss: in float32 differences of losses are more exact than losses."""
-        steps = jnp.where(chosen, self.steps, 0)
-        return jnp.sum(jnp.where(chosen, (self.level - self.first) * self.steps, 0)) / jnp.sum(steps)
+        def goes_on(beginning: tuple[Array, Array, Array]) -> Array:
+            """A round after a rise is in no beginning."""
+            above, steps = self._above(first, beginning[0])
+            return (beginning[0] < scale.place) & (above <= RISEN * single * jnp.sqrt(1 / few + 1 / steps))
 
-    def _falls(self) -> Falls:
-        """From each beginning to the latest losses, with the standard deviation, what would be next to nothing, and
-        whether there is such a beginning."""
-        first, few, single = self.first, jnp.sum(jnp.where(jnp.isnan(self.start), 0, self.start_steps)), self._single
-        above, is_latest = self.level - first, self._is_latest
-        near = above <= RISEN * single * jnp.sqrt(1 / few + 1 / self.steps)
-        chosen = running(~(self._there & ~is_latest & near)) == 0
-        steps = running(jnp.where(chosen, self.steps, 0))
-        means = running(jnp.where(chosen, above * self.steps, 0)) / steps
-        means, steps = (jnp.concatenate([number(one)[None], row]) for one, row in ((0.0, means), (few, steps)))
-        there = jnp.concatenate([jnp.ones(1, bool), chosen & (steps[1:] > few)]) & self.is_known
-        size = jnp.abs(first + means)
-        least = jnp.maximum(jnp.minimum(LEAST * size, FAR * single), ROUNDED * size)
-        late = jnp.sum(jnp.where(is_latest, self.steps, 0))
-        return means - self._mean(is_latest), single * jnp.sqrt(1 / steps + 1 / late), least, there
+        def longer(beginning: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            place, total, found = beginning
+            above, steps = self._above(first, place)
+            total, many = total + above * steps, self._until(place + 1)
+            return place + 1, total, found | ((many > few) & answers(total / many, many))
+
+        return jax.lax.while_loop(goes_on, longer, (jnp.zeros_like(self.count), zero, answers(zero, few)))[2]

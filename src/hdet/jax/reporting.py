@@ -68,7 +68,7 @@ def _status(memory: Memory, is_last: Array) -> tuple[Status, str]:
     falling, rests = bool(notes.is_falling), bool(is_last) or is_quiet or bool(notes.is_bound)
     if phase == Phase.FIRST or not (falling or rests):
         return "searching", ""
-    if memory.progress.is_known and not memory.progress.has_fallen(SURE if falling else CLEAR):
+    if not memory.progress.has_fallen(SURE if falling else CLEAR):
         return ("stopped", Reason.NOT_FALLEN.text) if falling else ("searching", "")
     if notes.is_bound:
         return "settled", Reason.AT_BOUND.text
@@ -113,5 +113,5 @@ def finish(state: Any, steps: int) -> Any:
         peak=number(now - 1.0), level=searched.level + left, slowed_from=searched.slowed_from + left
     )
     end = jnp.maximum(Round.end_of(memory.round.begun, after.phase, plan), t + 1)
-    new = own.remembering(memory._replace(plan=plan, found=after, round=memory.round._replace(end=end)))
+    new = own.remembering(plan=plan, found=after, round=memory.round._replace(end=end))
     return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
-from hdet.jax.judge import Blocks
-from hdet.jax.numbers import Array, Sum, absent, choose, number
-from hdet.jax.progress import ENDS
+from hdet.jax.numbers import Array, Sum, absent, choose, number, quotient
+from hdet.jax.progress import ENDS, LONGEST
 from hdet.jax.schedule import Plan
 from hdet.rollback.judge import BLOCKS
 from hdet.search.constants import DEFAULT as C
 from hdet.search.rule import Phase
+
+_ENDS = np.resize(np.array(ENDS, np.int32), (len(ENDS) // 32 + 1, 32))
+"""In rows, the first ones again at the end: over rows this short, XLA makes one kernel of a minimum, not three."""
 
 
 class Round(NamedTuple):
@@ -24,17 +27,19 @@ class Round(NamedTuple):
     """Steps that will have been made when it ends."""
     sizes: Array
     """The largest absolute value of each gradient that was sampled; -1: not sampled yet."""
+    returns: Array
+    """Where the next call leads, to remove what rounding has left of a rollback; -1: it is a step of training."""
 
     @classmethod
-    def beginning(cls, step: Array, phase: Array, plan: Plan) -> Round:
+    def beginning(cls, step: Array, phase: Array, plan: Plan, returns: Array = -1) -> Round:
         """After ``step`` steps."""
-        return cls(step, cls.end_of(step, phase, plan), jnp.full_like(absent(BLOCKS), -1.0))
+        sizes = jnp.full_like(absent(BLOCKS), -1.0)
+        return cls(step, cls.end_of(step, phase, plan), sizes, jnp.asarray(returns, jnp.int32))
 
     @staticmethod
     def end_of(begun: Array, phase: Array, plan: Plan) -> Array:
         """The last two steps of a run end rounds too, and each step does until a first one was measured."""
-        ends = jnp.asarray(ENDS, jnp.int32)
-        full = ends[jnp.minimum(jnp.sum(ends <= begun), len(ENDS) - 1)]
+        full = jnp.min(jnp.where(begun < _ENDS, _ENDS, LONGEST))
         end = jnp.minimum(full, jnp.where(begun < plan.total - 1, plan.total - 1, plan.total))
         return jnp.where(phase == Phase.FIRST, begun + 1, jnp.maximum(end, begun + 1))
 
@@ -45,7 +50,7 @@ class Round(NamedTuple):
     @property
     def stride(self) -> Array:
         """Every such step is sampled."""
-        return (self.length + C.max_samples - 1) // C.max_samples
+        return quotient(self.length + C.max_samples - 1, C.max_samples)
 
 
 class Steps(NamedTuple):
@@ -75,7 +80,7 @@ class Steps(NamedTuple):
         losses = self.losses
         if loss is not None:
             spot, count = self.made - round.begun, jnp.minimum(round.length, BLOCKS)
-            is_its = jnp.arange(BLOCKS) == ((spot + 1) * count - 1) // round.length
+            is_its = jnp.arange(BLOCKS) == quotient((spot + 1) * count - 1, round.length)
             is_finite = is_its & jnp.isfinite(loss) & ~self.withheld
             mean, finite, given = losses
             more = jnp.where(finite > 0, mean + (loss - mean) / (finite + 1), loss)
@@ -88,12 +93,12 @@ class Steps(NamedTuple):
         fresh = Steps.new()
         return fresh._replace(made=self.made, rate=self.rate, rates=choose(is_new_path, fresh.rates, self.rates))
 
-    def blocks(self, round: Round, has_losses: Array, is_searching: Array) -> Blocks:
-        """What is judged: the losses or, if none was ever given, the logarithms of the gradients' sizes."""
+    def judged(self, round: Round, has_losses: Array, is_searching: Array) -> tuple[Array, Array, Array]:
+        """What :class:`Blocks` are made of: losses or, if none was ever given, logarithms of the gradients' sizes."""
         length, sizes, k = round.length, round.sizes, jnp.arange(BLOCKS)
         count = jnp.minimum(length, BLOCKS)
-        steps = (k + 1) * length // count - k * length // count
-        losses = Blocks(self.losses[0], steps.astype(sizes.dtype), self.losses[2] > 0)
+        steps = quotient((k + 1) * length, count) - quotient(k * length, count)
+        losses = self.losses[0], steps.astype(sizes.dtype), self.losses[2] > 0
         mean = jnp.where((sizes > 0) & jnp.isfinite(sizes), jnp.log(sizes), jnp.nan)
-        instead = Blocks(mean, jnp.ones_like(sizes), is_searching & (sizes != -1) & (sizes != 0))
+        instead = mean, jnp.ones_like(sizes), is_searching & (sizes != -1) & (sizes != 0)
         return choose(has_losses, losses, instead)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hdet.events import Event, Reason
-from hdet.jax.judge import Judged, LossHistory
-from hdet.jax.numbers import Array, choose, number
+from hdet.jax.judge import Judged
+from hdet.jax.numbers import Apart, Array, choose, number, when
 from hdet.jax.progress import Outlook
 from hdet.rollback.judge import FEWEST, Verdict
 from hdet.rollback.policy import Action
@@ -36,7 +36,6 @@ class State(NamedTuple):
     has_diverged: Array
     prior: Array
     reach: Array
-    history: LossHistory
     kept: Array
     """The step of the snapshot in each of the two slots; -1: there is none."""
     last: Array
@@ -59,7 +58,6 @@ class State(NamedTuple):
             has_diverged=jnp.zeros((), bool),
             prior=number(math.nan),
             reach=number(math.nan),
-            history=LossHistory.new(),
             kept=jnp.full(2, -1, jnp.int32),
             last=jnp.ones((), jnp.int32),
             slowed_from=number(math.nan),
@@ -113,6 +111,7 @@ class State(NamedTuple):
 class Evidence(NamedTuple):
     """What is known when a round ends."""
 
+    phase: Array
     end: Array
     steps: Array
     length: Array
@@ -132,6 +131,8 @@ class Evidence(NamedTuple):
     stretch: Array
     has_losses: Array
     falls_steadily: Array
+    looks: Array
+    """Whether gradients were sampled."""
     rounding: float
     highest: Array
 
@@ -151,30 +152,79 @@ class Decision(NamedTuple):
     """See :func:`code_of`."""
     is_new_path: Array
     """Whether a new path begins with the next step."""
-    why: Array = 0
+    why: Array
 
 
-def after_round(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) -> Decision:
-    """One round, of whose losses the judge and the progress so far have said this."""
-    is_first, is_kept = state.phase == Phase.FIRST, state.phase == Phase.STOPPED
-    is_late = is_first & (evidence.end > jnp.maximum(evidence.peak, C.min_steps))
-    lags = (state.phase == Phase.SEARCHING) & _lags(state, evidence)
+class Cases(NamedTuple):
+    """What has happened in a round."""
+
+    is_first: Array
+    """It was a first step."""
+    is_judged: Array
+    """It was a round of the search. All cases below are such rounds."""
+    stops: Array
+    lags: Array
+    """The search stops because the steps do not follow the rate."""
+    is_excused: Array
+    is_dead: Array
+    """The judge has seen nothing, but what was learned is lost."""
+    is_back: Array
+    """Training has diverged, and there is a snapshot ..."""
+    is_slowed: Array
+    """... or there is none."""
+    is_taken_back: Array
+
+    @classmethod
+    def of(cls, state: State, evidence: Evidence, judged: Judged, outlook: Outlook) -> Cases:
+        """One round, of whose losses the judge and the progress so far have said this."""
+        is_first, verdict, has = state.phase == Phase.FIRST, judged.verdict, state.has_snapshot
+        lags, is_sound = (state.phase == Phase.SEARCHING) & _lags(state, evidence), jnp.isfinite(evidence.moved)
+        is_judged = (state.phase == Phase.SEARCHING) & ~lags
+        can = has & jnp.isnan(state.slowed_from) & ~state.excused & evidence.has_losses
+        is_excused = is_judged & ~is_sound & can & (judged.on_finite == Verdict.FINE) & ~outlook.is_lost
+        is_dead = is_judged & (verdict == Verdict.FINE) & outlook.is_lost & ~evidence.is_falling & has
+        has_diverged = is_judged & ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | ~is_sound)
+        is_well = is_judged & ~is_excused & ~has_diverged
+        return cls(
+            is_first=is_first,
+            is_judged=is_judged,
+            stops=lags | (is_first & (evidence.end > jnp.maximum(evidence.peak, C.min_steps))),
+            lags=lags,
+            is_excused=is_excused,
+            is_dead=is_dead,
+            is_back=has_diverged & has,
+            is_slowed=has_diverged & ~has,
+            is_taken_back=is_well & (verdict == Verdict.FALSE_ALARM) & jnp.isfinite(state.slowed_from),
+        )
+
+
+def after_round(apart: Apart, state: State, evidence: Evidence, cases: Cases, is_below: Array) -> Decision:
+    """One round; ``is_below``: whether the loss is clearly lower than it was."""
+    zero = jnp.zeros((), jnp.int32)
+    found = Decision(state, zero, zero, zero, jnp.zeros((), bool), zero)
+    found = when(cases.is_first, lambda _: _after_first_step(state, evidence), found)
+    is_fresh = ~is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
+    steered = apart(lambda: _steered(_restored(state, cases), evidence, is_fresh))
+    found = when(cases.is_judged, lambda _: _judged(state, evidence, cases, is_fresh, steered), found)
+    return apart(lambda: choose(cases.stops, _stopped(evidence, cases.lags), _kept(found, evidence.end)))
+
+
+def _stopped(evidence: Evidence, lags: Array) -> Decision:
     why = jnp.where(evidence.moved > 0, code_of(Reason.NO_GRADIENT), code_of(Reason.NEVER_MOVED))
-    why = jnp.where(is_kept, 0, jnp.where(lags, code_of(Reason.RATE_IGNORED), why))
-    kept = State.new(Phase.STOPPED)
-    kept = kept._replace(level=jnp.where(is_kept, state.level, kept.level))
-    event = jnp.where(is_kept, 0, code_of(Event.STOPPED))
-    alarmed = Decision(kept, Action.NOTHING, 0, event, False, why)
-    found = choose(is_first, _after_first_step(state, evidence), _judged(state, evidence, judged, outlook))
-    found = choose(is_late | lags | is_kept, alarmed, found)
+    why = jnp.where(lags, code_of(Reason.RATE_IGNORED), why)
+    return Decision(State.new(Phase.STOPPED), Action.NOTHING, 0, code_of(Event.STOPPED), False, why)
 
-    last = found.state.kept[found.state.last]  # snapshots are as far apart as it takes to see an explosion
-    keeps = (found.action == Action.KEEP) & (~found.state.has_snapshot | (evidence.end - last >= FEWEST))
-    slot = 1 - found.state.last
-    steps = jnp.where(keeps & (jnp.arange(2) == slot), evidence.end, found.state.kept)
-    action = jnp.where((found.action == Action.KEEP) & ~keeps, Action.NOTHING, found.action)
-    after = found.state._replace(kept=steps, last=jnp.where(keeps, slot, found.state.last))
-    return found._replace(state=after, action=action, slot=jnp.where(keeps, slot, found.slot))
+
+def _kept(found: Decision, end: Array) -> Decision:
+    """The decision, with a snapshot if it asks for one that is due: as far apart as it takes to see an explosion."""
+    state, slot, asks = found.state, 1 - found.state.last, found.action == Action.KEEP
+    keeps = asks & (~state.has_snapshot | (end - state.kept[state.last] >= FEWEST))
+    kept = jnp.where(keeps & (jnp.arange(2) == slot), end, state.kept)
+    return found._replace(
+        state=state._replace(kept=kept, last=jnp.where(keeps, slot, state.last)),
+        action=jnp.where(asks & ~keeps, Action.NOTHING, found.action),
+        slot=jnp.where(keeps, slot, found.slot),
+    )
 
 
 def _after_first_step(state: State, evidence: Evidence) -> Decision:
@@ -201,7 +251,7 @@ def _after_first_step(state: State, evidence: Evidence) -> Decision:
     restarts = ~says_nothing & ~stays & (explodes | is_rounding | is_long)
     action = jnp.where(restarts, Action.RESTART, jnp.where(is_measured, Action.KEEP, Action.NOTHING))
     event = jnp.where(restarts & ~is_rounding, code_of(Event.RESTARTED), code_of(Event.FIRST_STEP))
-    return Decision(found, action, 0, jnp.where(says_nothing, 0, event), is_new_path=True)
+    return Decision(found, action, 0, jnp.where(says_nothing, 0, event), True, 0)
 
 
 def _lags(state: State, evidence: Evidence) -> Array:
@@ -211,26 +261,19 @@ def _lags(state: State, evidence: Evidence) -> Array:
     return is_told & (raised >= lag.MIN_RAISE) & (shorter >= jnp.maximum(raised**lag.EXPONENT, lag.WANDER * stretch))
 
 
-def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) -> Decision:
-    falling, is_sound, has = evidence.is_falling, jnp.isfinite(evidence.moved), state.has_snapshot
-    history, verdict, on_finite = judged
-    can = has & jnp.isnan(state.slowed_from) & ~state.excused & evidence.has_losses
-    is_excused = ~is_sound & can & (on_finite == Verdict.FINE) & ~outlook.is_lost
-    is_dead = (verdict == Verdict.FINE) & outlook.is_lost & ~falling & has
-    has_diverged = ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | ~is_sound)
-    is_well = ~is_excused & ~has_diverged
-    is_taken_back = is_well & (verdict == Verdict.FALSE_ALARM) & jnp.isfinite(state.slowed_from)
-
-    history = choose(is_dead, history.suspecting(outlook.latest).expecting(outlook.first), history)
-    history = choose(has_diverged & ~has, history.cleared(), history)
-    is_fresh = ~outlook.is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
+def _restored(state: State, cases: Cases) -> State:
+    """At the rate before a rollback, if that was wrong."""
     raised = state.lowered(state.slowed_from - state.level).at(state.slowed_from)
-    after = choose(is_taken_back, raised._replace(has_diverged=False), state)
-    after = choose(is_well & ~falling, _steered(after, evidence, is_fresh), after)
+    return choose(cases.is_taken_back, raised._replace(has_diverged=False), state)
+
+
+def _judged(state: State, evidence: Evidence, cases: Cases, is_fresh: Array, steered: State) -> Decision:
+    is_excused, is_back, is_taken_back = cases.is_excused, cases.is_back, cases.is_taken_back
+    has_diverged, falling, has = is_back | cases.is_slowed, evidence.is_falling, state.has_snapshot
+    is_well, some, older = ~is_excused & ~has_diverged, evidence.is_told, state.older
+    after = choose(falling, _restored(state, cases), steered)
     slowed = state.at(state.level - math.log(C.backoff))._replace(has_diverged=True)
-    some, is_back, older = evidence.is_told, has_diverged & has, state.older
-    after = choose(has_diverged, slowed, after)._replace(
-        history=choose(is_excused, state.history, history),
+    after = choose(is_well, after, choose(has_diverged, slowed, state))._replace(
         kept=jnp.where(is_back & (jnp.arange(2) != older), -1, state.kept),
         last=jnp.where(is_back, older, state.last),
         slowed_from=jnp.where(is_back, state.level, jnp.where(is_well & some, jnp.nan, state.slowed_from)),
@@ -242,7 +285,7 @@ def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) 
     event = jnp.where(has_diverged, code_of(Event.SLOWED_DOWN), jnp.where(is_taken_back, code_of(Event.FALSE_ALARM), 0))
     event = jnp.where(is_excused, code_of(Event.BAD_BATCH), jnp.where(is_back, code_of(Event.ROLLED_BACK), event))
     action = jnp.where(is_excused | is_back, Action.ROLL_BACK, action)
-    return Decision(after, action, after.last, event, ~is_well)
+    return Decision(after, action, after.last, event, ~is_well, 0)
 
 
 def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:

@@ -18,12 +18,12 @@ from hdet.checks import is_int, is_real, must_be
 from hdet.errors import ArgumentError
 from hdet.events import Reason
 from hdet.jax.bases import check_base, check_updates, rates_in, with_rates
-from hdet.jax.judge import Blocks, LossHistory, judge
-from hdet.jax.measure import Tree, as_exact, copied, dot, largest, less, moved_by
-from hdet.jax.numbers import Array, choose, number, typed_as, when
-from hdet.jax.progress import LONGEST, Progress
+from hdet.jax.judge import Blocks, Judged, LossHistory, judge, noise_in
+from hdet.jax.measure import Distance, Measured, Path, Tree, as_exact, copied, dot, largest, less, moved_by
+from hdet.jax.numbers import Apart, Array, choose, count_of, number, quotient, typed_as, when
+from hdet.jax.progress import LONGEST, Outlook, Progress
 from hdet.jax.round import Round, Steps
-from hdet.jax.rule import Decision, Evidence, after_round, code_of
+from hdet.jax.rule import Cases, Decision, Evidence, State, after_round, code_of
 from hdet.jax.schedule import Plan, Shape
 from hdet.jax.state import AutoState, Memory, Notes
 from hdet.rollback.judge import Verdict
@@ -106,9 +106,10 @@ class _Search(NamedTuple):
         plan = Plan.of(self.total_steps, self.pct_start, None if self.shape is None else self.shape.step)
         why = code_of(Reason.TOO_SHORT) if too_short else 0
         memory = Memory.new(Phase.STOPPED if too_short else Phase.FIRST, plan, why)
-        origin, none, steps = as_exact(params), jnp.zeros(0), Steps.new()
+        origin, steps = as_exact(params), Steps.new()
         total, slots = jax.tree.map(jnp.zeros_like, origin), ((params, inner), (params, inner)) if self.rollback else ()
-        state = AutoState(inner, rates_in(inner), origin, total, slots, steps, none, none).remembering(memory)
+        state = AutoState(inner, rates_in(inner), origin, total, slots, steps, {})
+        state = state.remembering(**memory._asdict())
         return copied(state, params)
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -117,13 +118,14 @@ class _Search(NamedTuple):
         self, updates: Tree, state: AutoState, params: Tree | None = None, *, value: Any = None, **more: Any
     ) -> tuple[Tree, AutoState]:
         """The updates of a step. ``value``: its loss."""
-        loss, steps, memory = _checked(updates, state, params, value), state.steps, state.memory
-        round, returns, rate = memory.round, memory.notes.returns >= 0, self._rate(state, memory)
+        loss, steps, round = _checked(updates, state, params, value), state.steps, state.part("round")
+        returns, rate = round.returns >= 0, self._rate(state)
         made, inner = self._made(updates, state, params, rate, more if value is None else {**more, "value": value})
         made, is_sound = _only_finite(params, made, is_off=steps.withheld | returns)
         inner = typed_as(choose(returns, state.inner, inner), state.inner)
-        samples = memory.looks & ((steps.made - round.begun) % round.stride == 0) & ~returns
-        ends = (steps.made < memory.plan.total) & (steps.made + 1 >= round.end) & ~returns
+        looks, t = state.part("notes").looks(state.part("found").phase), steps.made
+        samples = looks & (jax.lax.rem(t - round.begun, round.stride) == 0) & ~returns
+        ends = (t < state.part("plan").total) & (t + 1 >= round.end) & ~returns
 
         def sampled(after: AutoState) -> AutoState:
             gradients = jax.tree.map(lambda g: jnp.where(steps.withheld, jnp.nan, g), updates)
@@ -132,8 +134,12 @@ class _Search(NamedTuple):
         def busy(both: tuple[Tree, AutoState]) -> tuple[Tree, AutoState]:
             """The step is sampled, or its round ends, or both; or it completes a rollback."""
             made, after = both
-            both = when(ends, lambda both: self._ended(params, *both), (made, when(samples, sampled, after)))
-            return when(returns, lambda both: self._returned(params, *both), both)
+            both = when(
+                ends, lambda both: self._ended(Apart(ends), params, *both), (made, when(samples, sampled, after))
+            )
+            return when(
+                both[1].part("round").returns >= 0, lambda both: self._led(params, *both, completes=returns), both
+            )
 
         after = state._replace(inner=inner, steps=steps.next(round, rate, loss, is_sound))
         return when(samples | ends | returns, busy, (made, after))
@@ -145,14 +151,14 @@ class _Search(NamedTuple):
         made = jax.tree.map(lambda u, p: u.astype(jnp.result_type(u.dtype, p.dtype, jnp.float32)), made, params)
         return (made if state.guesses else jax.tree.map(lambda u: u * rate.astype(u.real.dtype), made)), inner
 
-    def _rate(self, state: AutoState, memory: Memory) -> Array:
+    def _rate(self, state: AutoState) -> Array:
         """In units of the guess."""
-        shape, t = self._shape(memory), state.steps.made
-        value = jnp.where(memory.found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
-        return jnp.minimum(memory.found.factor(t), self._most(state)) * value
+        found, shape, t = state.part("found"), self._shape(state), state.steps.made
+        value = jnp.where(found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
+        return jnp.minimum(found.factor(t), self._most(state)) * value
 
-    def _shape(self, memory: Memory) -> Any:
-        return self.shape or memory.plan
+    def _shape(self, state: AutoState) -> Any:
+        return self.shape or state.part("plan")
 
     def _most(self, state: AutoState) -> Array:
         """The largest factor that the user's bound allows."""
@@ -160,128 +166,178 @@ class _Search(NamedTuple):
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
-    def _ended(self, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
+    def _ended(self, apart: Apart, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
         """Measure, decide, act. ``state`` is that after the step, whose updates are ``made``."""
-        weights, steps, was = moved_by(params, made), state.steps, state.memory
-        t, found, is_first = steps.made, was.found, was.found.phase == Phase.FIRST
-        looks, highest = was.looks & (t < was.plan.total), jnp.log(self._most(state))
-        measured = was.path.measured(state.origin, state.total, steps.rates.total, weights, is_first)
-        lost = looks & ~is_first & (measured.lost | steps.withheld)
-        has_losses = was.notes.has_losses | jnp.any(steps.losses[2] > 0)
-        blocks = steps.blocks(was.round, has_losses, looks & ~is_first)
-        shape, says = self._shape(was), looks & ~lost
-        before = shape.held(t - 1)
+        weights = moved_by(params, made)
+        distance = Distance.of(state.origin, state.total, weights)
+        measured = apart(lambda: _measured(state, distance))
+        evidence, given = apart(lambda: self._evidence(state, measured))
+        evidence = evidence._replace(rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights)))
+        decision, history, progress = _decided(apart, state, evidence, apart(lambda: Blocks.of(*given)))
+        found, notes, keeps, target = apart(lambda: self._found(state, evidence, decision))
+        path, steps = apart(lambda: _begun(state, measured, evidence, decision, notes.looks(found.phase)))
+        slots = tuple(
+            when(keep, lambda _: (weights, state.inner), slot) for keep, slot in zip(keeps, state.slots, strict=False)
+        )
+        round = Round.beginning(steps.made, found.phase, state.part("plan"), returns=target)
+        after = state._replace(slots=slots, steps=steps)
+        return made, after.remembering(
+            found=found, history=history, progress=progress, round=round, path=path, notes=notes
+        )
+
+    def _evidence(self, state: AutoState, measured: Measured) -> tuple[Evidence, tuple[Array, Array, Array]]:
+        """What is known, and what is judged."""
+        steps, plan, round, notes, t = state.steps, *map(state.part, ("plan", "round", "notes")), state.steps.made
+        phase = state.part("found").phase
+        looks, is_first = notes.looks(phase) & (t < plan.total), phase == Phase.FIRST
+        has_losses = notes.has_losses | jnp.any(steps.losses[2] > 0)
+        given = steps.judged(round, has_losses, looks & ~is_first)
+        says = looks & ~measured.lost & (is_first | ~steps.withheld)
+        before, now = jax.vmap(self._shape(state).held)(jnp.stack([t - 1, t]))
         evidence = Evidence(
+            phase=phase,
             end=t,
-            steps=t - was.round.begun,
-            length=jnp.where(was.plan.is_endless, C.assumed_length * t, was.plan.total),
-            is_told=jnp.any(blocks.given),
-            peak=was.plan.peak,
-            is_falling=(t > was.plan.peak) & (shape.held(t) < C.fall_start),
+            steps=t - round.begun,
+            length=jnp.where(plan.is_endless, C.assumed_length * t, plan.total),
+            is_told=jnp.any(given[2]),
+            peak=plan.peak,
+            is_falling=(t > plan.peak) & (now < C.fall_start),
             moved=jnp.where(steps.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
             distance=measured.distance,
             log_guess=jnp.log(jnp.where(before > 0, before, 1.0)),
             estimated_level=jnp.log(jnp.where(says & (before > 0), measured.estimated_rate / before, 0.0)),
             straightness=jnp.where(says, measured.straightness, 0.0),
-            gradient=jnp.where(says, jnp.max(jnp.where(was.round.sizes == -1, 0.0, was.round.sizes)), 0.0),
+            gradient=jnp.where(says, jnp.max(jnp.where(round.sizes == -1, 0.0, round.sizes)), 0.0),
             rates=jnp.where(looks, steps.rates.total, 0.0),
-            stretch=jnp.where(looks, t - was.path.begun, 0),
+            stretch=jnp.where(looks, t - state.part("path").begun, 0),
             has_losses=has_losses,
-            falls_steadily=has_losses & jnp.all(blocks.given) & jnp.all(jnp.diff(blocks.mean) < 0),
-            rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights)),
-            highest=highest,
+            falls_steadily=has_losses & jnp.all(given[2]) & jnp.all(jnp.diff(given[0]) < 0),
+            looks=looks,
+            rounding=0.0,
+            highest=jnp.log(self._most(state)),
         )
-        decision, progress = _decided(was, evidence, blocks)
-        after = decision.state.bounded(highest)
+        return evidence, given
+
+    def _found(
+        self, state: AutoState, evidence: Evidence, decision: Decision
+    ) -> tuple[State, Notes, tuple[Array, Array], Array]:
+        """What is remembered of a decision, which of the slots are for a new snapshot, and where updates lead."""
+        found, action = decision.state.bounded(evidence.highest), decision.action
         if not self.rollback:
-            after = after._replace(kept=jnp.full_like(found.kept, -1))
-        typical = jnp.where(looks, measured.typical, was.path.typical)
-        now = was._replace(
-            found=after,
-            progress=progress,
-            notes=_noted(was, decision, evidence),
-            round=Round.beginning(t, after.phase, was.plan),
-            path=was.path._replace(typical=typical),
-        )
-        both = made, state.with_new_round(now, decision.is_new_path | lost | ~now.looks | (t >= was.plan.total))
-        return self._acted(decision, steps.withheld, params, weights, *both)
+            found = found._replace(kept=jnp.full_like(found.kept, -1))
+        target = jnp.where(state.steps.withheld, _AS_IT_IS, -1)
+        target = jnp.where(action == Action.RESTART, _ORIGIN, target)
+        if self.rollback:
+            target = jnp.where(action == Action.ROLL_BACK, decision.slot, target)
+        first, second = ((action == Action.KEEP) & (decision.slot == slot) for slot in (0, 1))
+        return found, _noted(state, decision, evidence), (first, second), target
 
-    def _acted(
-        self, decision: Decision, withheld: Array, params: Tree, weights: Tree, made: Tree, state: AutoState
-    ) -> tuple[Tree, AutoState]:
-        """Keep a snapshot, or lead to another place, as was decided."""
-        keeps = decision.action == Action.KEEP
-        slots = tuple(
-            when(keeps & (decision.slot == i), lambda _: (weights, state.inner), slot)
-            for i, slot in enumerate(state.slots)
-        )
-        target = jnp.where(withheld, _AS_IT_IS, -1)
-        target = jnp.where(decision.action == Action.RESTART, _ORIGIN, target)
-        if slots:
-            target = jnp.where(decision.action == Action.ROLL_BACK, decision.slot, target)
-        both = made, state._replace(slots=slots)
-        return when(target >= 0, lambda both: self._led_to(target, params, *both), both)
+    def _led(self, params: Tree, made: Tree, state: AutoState, *, completes: Array) -> tuple[Tree, AutoState]:
+        """Updates that lead elsewhere, and the base's state there.
 
-    def _led_to(self, target: Array, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
-        """Updates that lead to a target, the base's state there, and whether the next call has to complete it."""
+        ``completes``: this is no step of training: its update removes what rounding has left of the one before.
+        """
+        target, kinds = state.part("round").returns, (as_exact(params), state.inner)
+        places = [*state.slots, (state.origin, None), (moved_by(params, made), None)]
+        ways = [lambda place=place: typed_as(self._place(place, params), kinds) for place in places]
+        weights, inner = jax.lax.switch(target - (_ORIGIN - len(state.slots)), ways)
+        out = jax.tree.map(lambda x, u: x.astype(u.dtype), less(weights, params), made)
+        rest = less(weights, moved_by(params, out))
+        is_done = completes | (dot(rest, rest) <= _RESIDUE**2 * dot(weights, weights))
+        rest, phase, plan = jnp.where(is_done, -1, target), state.part("found").phase, state.part("plan")
+        round = Round.beginning(state.steps.made, phase, plan, returns=rest)
+        after = state.remembering(round=round, path=state.part("path")._replace(begun=state.steps.made))
+        return out, after._replace(inner=inner, steps=state.steps.with_new_round(True))
 
-        def led_to(weights: Tree, inner: Tree | None = None) -> tuple[Tree, Tree, Array]:
-            out = jax.tree.map(lambda x, u: x.astype(u.dtype), less(weights, params), made)
-            rest, own = less(weights, moved_by(params, out)), as_exact(weights)
-            is_done = dot(rest, rest) <= _RESIDUE**2 * dot(own, own)
-            if inner is None:  # that of the base may be NaN
-                inner = self.base.init(jax.tree.map(lambda x, p: x.astype(p.dtype), weights, params))
-            return typed_as((out, inner, jnp.where(is_done, -1, target)), (made, state.inner, target))
-
-        places = [*state.slots, (state.origin,), (moved_by(params, made),)]
-        branches = [lambda place=place: led_to(*place) for place in places]
-        made, inner, returns = jax.lax.switch(target - (_ORIGIN - len(state.slots)), branches)
-        memory = state.memory
-        notes = memory.notes._replace(returns=returns)
-        return made, state.remembering(memory._replace(notes=notes), inner=inner)
-
-    def _returned(self, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
-        """No step of training: its update removes what rounding has left of a rollback."""
-        now = state.memory
-        made, _ = self._led_to(now.notes.returns, params, made, state)
-        round = Round.beginning(state.steps.made, now.found.phase, now.plan)
-        notes = now.notes._replace(returns=-1)
-        return made, state.with_new_round(now._replace(round=round, notes=notes), True)
+    def _place(self, place: tuple[Tree, Tree | None], params: Tree) -> tuple[Tree, Tree]:
+        """Weights at least in float32, and the base's state there: a new one if there is none, since it may be NaN."""
+        weights, inner = place
+        if inner is None:
+            inner = self.base.init(jax.tree.map(lambda x, p: x.astype(p.dtype), weights, params))
+        return as_exact(weights), inner
 
 
 def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree) -> AutoState:
     """The state with the gradients of a step that was just made."""
-    memory, trees = state.memory, (state.origin, state.total)
-    round, rate = memory.round, state.steps.rate
-    (origin, total), path = memory.path.sampled(trees, gradients, params, rate, before.rates.total, before.made)
-    sizes = round.sizes.at[(before.made - round.begun) // round.stride].set(largest(gradients))
-    memory = memory._replace(path=path, round=round._replace(sizes=sizes))
-    return state.remembering(memory, origin=origin, total=total)
+    round, trees, rate = state.part("round"), (state.origin, state.total), state.steps.rate
+    (origin, total), path = state.part("path").sampled(trees, gradients, params, rate, before.rates.total, before.made)
+    sizes = round.sizes.at[quotient(before.made - round.begun, round.stride)].set(largest(gradients))
+    return state.remembering(path=path, round=round._replace(sizes=sizes))._replace(origin=origin, total=total)
 
 
-def _decided(was: Memory, evidence: Evidence, blocks: Blocks) -> tuple[Decision, Progress]:
+def _measured(state: AutoState, distance: Distance) -> Measured:
+    is_first = state.part("found").phase == Phase.FIRST
+    found: Measured = state.part("path").measured(distance, state.steps.rates.total, is_first)
+    return found
+
+
+def _begun(
+    state: AutoState, measured: Measured, evidence: Evidence, decision: Decision, still_looks: Array
+) -> tuple[Path, Steps]:
+    """The path and the steps as the next round begins."""
+    steps, path, lost = state.steps, state.part("path"), measured.lost | state.steps.withheld
+    is_new_path = decision.is_new_path | (evidence.looks & lost & (evidence.phase != Phase.FIRST)) | ~still_looks
+    is_new_path = is_new_path | (steps.made >= state.part("plan").total)
+    begun = jnp.where(is_new_path, steps.made, path.begun)
+    typical = jnp.where(evidence.looks, measured.typical, path.typical)
+    return path._replace(begun=begun, typical=typical), steps.with_new_round(is_new_path)
+
+
+def _decided(
+    apart: Apart, state: AutoState, evidence: Evidence, blocks: Blocks
+) -> tuple[Decision, LossHistory, Progress]:
     """What follows from a round, and the losses so far as they are remembered after it."""
-    found, has_losses = was.found, evidence.has_losses
-    begins = has_losses & ~was.notes.has_losses  # gradients were judged until now
-    doubted = has_losses & evidence.asks & (evidence.estimated_level == -jnp.inf)
-    judged = judge(choose(begins, LossHistory.new(), found.history), blocks, evidence.is_falling, doubted)
-    is_harder = (found.phase == Phase.SEARCHING) & (judged.verdict == Verdict.FALSE_ALARM)
-    fresh = choose(is_harder, Progress.new(), was.progress)  # earlier losses are no measure any more
-    told = blocks._replace(given=blocks.given & has_losses)
-    progress, outlook = fresh.after(told, evidence.end, found.phase == Phase.FIRST)
-    decision = after_round(found.bounded(evidence.highest), evidence, judged, outlook)
-    goes_back = decision.action == Action.ROLL_BACK
-    return decision, choose(goes_back, was.progress.rolled_back(found.kept[decision.slot]), progress)
+    has_losses, losses, steps = evidence.has_losses, state.part("progress").losses, state.part("progress").steps
+
+    def known() -> LossHistory:
+        begins = has_losses & ~state.part("notes").has_losses  # gradients were judged until now
+        own: LossHistory = state.part("history")
+        return choose(begins, LossHistory.new(), own)
+
+    def verdict() -> Judged:
+        doubted = has_losses & evidence.asks & (evidence.estimated_level == -jnp.inf)
+        return judge(history, noise, blocks, evidence.is_falling, doubted)
+
+    def fresh() -> Progress:
+        own: Progress = state.part("progress")._replace(losses=(), steps=())
+        is_harder = (judged.verdict == Verdict.FALSE_ALARM) & jnp.isfinite(evidence.moved)
+        return choose(is_harder & (evidence.phase == Phase.SEARCHING), own.cleared(), own)
+
+    def cases_of() -> tuple[State, Cases, Array, Array]:
+        found: State = state.part("found")
+        cases = Cases.of(found, evidence, judged, outlook)
+        adds = cases.is_judged & ~cases.is_excused & (judged.verdict == Verdict.FINE) & (blocks.count > 0)
+        added, goes_back = jnp.where(adds, count_of(history.latest), 0), cases.is_excused | cases.is_back
+        return found.bounded(evidence.highest), cases, goes_back, added
+
+    history = apart(known)
+    ordered = jnp.sort(history.second_differences)
+    noise = apart(lambda: noise_in(ordered))
+    judged = apart(verdict)
+    progress = apart(fresh)._replace(losses=losses, steps=steps)
+    progress, outlook = when(
+        has_losses,
+        lambda both: both[0].after(apart, blocks, evidence.end, evidence.phase),
+        (progress, Outlook.unknown()),
+    )
+    found, cases, goes_back, added = apart(cases_of)
+    decision = after_round(apart, found, evidence, cases, outlook.is_below)
+    progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), found.kept[decision.slot]), progress)
+    after = when(cases.is_judged, lambda one: choose(cases.is_excused, one, one.after(judged, blocks)), history)
+    after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest).expecting(outlook.first), after)
+    after = when(cases.is_slowed, lambda one: one.cleared(), after)
+    return decision, after._replace(second_differences=history.longer(added)), progress
 
 
-def _noted(was: Memory, decision: Decision, evidence: Evidence) -> Notes:
-    notes, before, after, highest = was.notes, was.found, decision.state, evidence.highest
+def _noted(state: AutoState, decision: Decision, evidence: Evidence) -> Notes:
+    before, after, highest = state.part("found"), decision.state, evidence.highest
+    notes: Notes = state.part("notes")
     is_raised = (after.peak_factor > before.peak_factor) | (after.phase != before.phase)
     return notes._replace(
         rounds=notes.rounds + 1,
         has_losses=evidence.has_losses,
         is_falling=evidence.is_falling,
-        has_peaked=notes.has_peaked | (evidence.end >= was.plan.peak),
+        has_peaked=notes.has_peaked | (evidence.end >= evidence.peak),
         is_bound=(highest < jnp.inf) & (jnp.minimum(after.level, after.ceiling) >= highest - 1e-6),
         quiet=jnp.where(is_raised, 0, notes.quiet + 1),
         rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),

@@ -1,8 +1,8 @@
-"""The state of ``hdet.jax.auto``: a few trees of weights, and all small numbers in two vectors.
+"""The state of ``hdet.jax.auto``: a few trees of weights, and all small numbers in a few vectors.
 
 To hand a hundred scalars from step to step takes longer than a training step of a small network, since each of them is
-an argument, a result and often a copy. :attr:`AutoState.memory` is what the two vectors say; what changes in every step
-is not in them.
+an argument, a result and often a copy. :attr:`AutoState.memory` is what the vectors say; what changes in every step is
+not in them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from hdet.jax.judge import LossHistory
 from hdet.jax.measure import Path, Tree
 from hdet.jax.numbers import Array
 from hdet.jax.progress import Progress
 from hdet.jax.round import Round, Steps
 from hdet.jax.rule import State
 from hdet.jax.schedule import Plan
+from hdet.rollback.judge import BLOCKS
 from hdet.search.rule import Phase
 
 
@@ -38,19 +39,22 @@ class Notes(NamedTuple):
     """What the last round has come to ..."""
     why: Array
     """... and why the search has stopped, if it has; see :func:`hdet.jax.rule.code_of`."""
-    returns: Array
-    """Where the next call leads, to remove what rounding has left of a rollback; -1: it is a step of training."""
+
+    def looks(self, phase: Array) -> Array:
+        """Whether gradients are sampled: until the schedule falls."""
+        return (phase == Phase.FIRST) | ((phase == Phase.SEARCHING) & ~self.is_falling)
 
     @classmethod
     def new(cls, why: int) -> Notes:
         no, zero = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
-        return cls(zero, no, no, no, no, zero, zero, zero, jnp.asarray(why, jnp.int32), zero - 1)
+        return cls(zero, no, no, no, no, zero, zero, zero, jnp.asarray(why, jnp.int32))
 
 
 class Memory(NamedTuple):
     """What changes at the end of a round, or with a sample, except for trees of weights."""
 
     found: State
+    history: LossHistory
     progress: Progress
     plan: Plan
     round: Round
@@ -62,13 +66,7 @@ class Memory(NamedTuple):
         """Before the first step."""
         found = State.new(phase)
         round = Round.beginning(jnp.zeros((), jnp.int32), found.phase, plan)
-        return cls(found, Progress.new(), plan, round, Path.new(), Notes.new(why))
-
-    @property
-    def looks(self) -> Array:
-        """Whether gradients are sampled: until the schedule falls."""
-        phase = self.found.phase
-        return (phase == Phase.FIRST) | ((phase == Phase.SEARCHING) & ~self.notes.is_falling)
+        return cls(found, LossHistory.new(), Progress.new(), plan, round, Path.new(), Notes.new(why))
 
 
 class AutoState(NamedTuple):
@@ -85,43 +83,54 @@ class AutoState(NamedTuple):
     slots: tuple[tuple[Tree, Tree], ...]
     """Snapshots of weights and inner state: two, or none with ``rollback=False``."""
     steps: Steps
-    numbers: Array
-    """The memory's floating-point numbers, one after the other."""
-    counts: Array
-    """Its integers and truth values."""
+    vectors: dict[str, Array]
+    """The memory: a vector of all floating-point numbers, one of all else, and its long arrays."""
 
     @property
     def memory(self) -> Memory:
         """All small numbers by name."""
-        leaves, vectors, places = [], (self.counts, self.numbers), [0, 0]
-        for leaf in jax.tree.leaves(_outline()):
-            is_real, size = jnp.issubdtype(leaf.dtype, jnp.floating), int(np.prod(leaf.shape))
-            begin = places[is_real]
-            value = vectors[is_real][begin : begin + size].reshape(leaf.shape)
-            leaves.append(value != 0 if leaf.dtype == bool else value)
-            places[is_real] += size
-        found: Memory = jax.tree.unflatten(jax.tree.structure(_outline()), leaves)
-        return found
+        return Memory(*map(self.part, Memory._fields))
 
-    def remembering(self, memory: Memory, **trees: Any) -> AutoState:
-        """The state with another memory, and other trees."""
-        rows: tuple[list[Array], list[Array]] = ([], [])
-        for leaf, old in zip(jax.tree.leaves(memory), jax.tree.leaves(_outline()), strict=True):
-            is_real = jnp.issubdtype(old.dtype, jnp.floating)
-            kind = jnp.result_type(float) if is_real else jnp.int32
-            rows[is_real].append(jnp.broadcast_to(jnp.asarray(leaf, kind), old.shape).ravel())
-        counts, numbers = (jnp.concatenate(row) for row in rows)
-        return self._replace(numbers=numbers, counts=counts, **trees)
+    def part(self, name: str) -> Any:
+        """One part of the memory."""
+        leaves = []
+        for key, begin, like in _places()[name]:
+            value = jax.lax.slice(self.vectors[key], (begin,), (begin + like.size,)).reshape(like.shape)
+            leaves.append(value != 0 if like.dtype == bool else value)
+        return jax.tree.unflatten(jax.tree.structure(getattr(_outline(), name)), leaves)
 
-    def with_new_round(self, memory: Memory, is_new_path: Array) -> AutoState:
-        """The next step begins the memory's round, and a new path if ``is_new_path``."""
-        begun = jnp.where(is_new_path, self.steps.made, memory.path.begun)
-        memory = memory._replace(path=memory.path._replace(begun=begun))
-        return self.remembering(memory, steps=self.steps.with_new_round(is_new_path))
+    def remembering(self, **parts: Any) -> AutoState:
+        """The state with other parts of its memory."""
+        rows: dict[str, list[Array]] = {}
+        for name, places in _places().items():
+            if name in parts:
+                for leaf, (key, _, like) in zip(jax.tree.leaves(parts[name]), places, strict=True):
+                    is_real = jnp.issubdtype(like.dtype, jnp.floating)
+                    value = jnp.asarray(leaf, jnp.result_type(float) if is_real else jnp.int32)
+                    rows.setdefault(key, []).append(jnp.broadcast_to(value, like.shape).ravel())
+            else:
+                for key in dict.fromkeys(key for key, _, _ in places):
+                    own = [(begin, begin + like.size) for one, begin, like in places if one == key]
+                    rows.setdefault(key, []).append(self.vectors[key][own[0][0] : own[-1][1]])
+        return self._replace(vectors={key: jnp.concatenate(row) for key, row in rows.items()})
 
 
 @cache
 def _outline() -> Memory:
-    """The shapes and types in a memory."""
+    """The shapes and types in a memory; floats may be of either size."""
     found: Memory = jax.eval_shape(lambda: Memory.new(Phase.FIRST, Plan.of(None, 0.3, None), 0))
+    return found
+
+
+@cache
+def _places() -> dict[str, list[tuple[str, int, Any]]]:
+    """For each part of the memory, of each array in it: in which vector it is, and where, and its shape and type."""
+    found: dict[str, list[tuple[str, int, Any]]] = {}
+    ends: dict[str, int] = {}
+    for name, part in _outline()._asdict().items():
+        for i, leaf in enumerate(jax.tree.leaves(part)):
+            kind = "numbers" if jnp.issubdtype(leaf.dtype, jnp.floating) else "counts"
+            key = kind if leaf.size <= BLOCKS else f"{name}{i}"
+            found.setdefault(name, []).append((key, ends.get(key, 0), leaf))
+            ends[key] = ends.get(key, 0) + leaf.size
     return found
