@@ -48,12 +48,6 @@ class OwnRate(SGD):
                 p.sub_(p.grad, alpha=0.01)
 
 
-PARTLY = pytest.mark.xfail(
-    strict=True,
-    reason="a rate that moves slowly, as it does since decision 034, no longer shows that vectors ignore it",
-)
-
-
 def run(make: Any, guess: float, face: str = "auto") -> tuple[nn.Module, Records, list[str]]:
     """Model, journal, and what was said."""
     model, journal = network(), Records()
@@ -66,9 +60,9 @@ def run(make: Any, guess: float, face: str = "auto") -> tuple[nn.Module, Records
 @pytest.mark.parametrize(
     ("make", "guess"),
     [
-        pytest.param(FixedForVectors, 1e-6, marks=PARTLY),
-        pytest.param(FixedForVectors, 1e-3, marks=PARTLY),
-        pytest.param(FixedForVectors, 1e-2, marks=PARTLY),
+        (FixedForVectors, 1e-6),
+        (FixedForVectors, 1e-3),
+        (FixedForVectors, 1e-2),
         (OwnRate, 1e-6),
         (OwnRate, 1e-2),
         (OwnRate, 10.0),
