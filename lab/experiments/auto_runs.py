@@ -21,7 +21,7 @@ from hdet.rollback.judge import LIMITS, Block, Limits, blocks_of
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT, Constants
 from hdet.search.estimate import Measured as Shown
-from hdet.search.estimate import Sums, estimate, straightness, typical_norm
+from hdet.search.estimate import Sums, balance, estimate, straightness, typical_norm
 from hdet.search.progress import Progress
 from hdet.search.rule import Decision, Evidence, Phase, Rule, is_sampled, next_end
 
@@ -141,13 +141,14 @@ class Run:
         begin, end = self.begun, self.end
         self._stretch += end - begin
         sums = measured.sums or Sums(0.0, 0.0, 0.0)
-        rate, straight = estimate(sums), straightness(sums)
+        rate, straight, turned = estimate(sums), straightness(sums), balance(sums)
         estimated_log_factor = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
         blocks = blocks_of(measured.losses) if self.losses else self._judged(measured.sizes)
         if self._dice is not None:
             self._rounds.append(blocks)
             blocks = self._dice.choice(self._rounds)
             estimated_log_factor, straight = -math.inf, float(self._dice.random() < 0.5)
+            turned = self._dice.choice([-1.0, 1.0])
         progress = self._progress.after(blocks, end) if self.losses else self._progress
         evidence = Evidence(
             span=(begin, end),
@@ -159,6 +160,7 @@ class Run:
                 moved=self._moved(measured),
                 distance=measured.way,
                 straightness=straight,
+                balance=turned,
                 gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
                 rates=sums.rates,
                 stretch=self._stretch,
@@ -200,15 +202,18 @@ class _Reaches:
         self._pull, self._groups = torch.zeros_like(theta), list(groups)
         self._numerators = torch.zeros(*theta.shape[:2], len(groups), device=theta.device, dtype=theta.dtype)
         """Of each parameter group by itself."""
-        self._sums = torch.zeros(5, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
-        """asked, rates, the rate of the last sample, and for a straight way: sums of rates before it, and of weights"""
+        self._sums = torch.zeros(6, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
+        """asked, rates, the rate of the last sample, for a straight way sums of rates before it and of weights, and the
+        sum of absolute values of what is asked"""
 
     def before_step(self, origin: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor, sampled: Tensor) -> None:
         """The step at ``rate`` [seed, configuration] is about to be made; ``sampled``: 1, or 0 where it is not."""
-        numerator, rates, last, ahead, weight = self._sums
+        numerator, rates, last, ahead, weight, absolute = self._sums
         kept = torch.where((last > 0) & (sampled > 0), (last / rate).square().clamp(max=1), 1.0)
         products = gradient * (origin - theta)
-        numerator.mul_(kept).add_(sampled * products.sum(-1))
+        along = products.sum(-1)
+        numerator.mul_(kept).add_(sampled * along)
+        absolute.mul_(kept).add_(sampled * along.abs())
         self._numerators.mul_(kept[..., None]).add_(sampled[..., None] * self._by_group(products))
         self._pull.mul_(kept[..., None]).add_(sampled[..., None] * gradient)
         ahead.mul_(kept).add_(sampled * rates)
@@ -217,12 +222,13 @@ class _Reaches:
         last.copy_(torch.where(sampled > 0, rate, last))
 
     def measured(self, places: tuple[Tensor, Tensor], origin: Tensor, theta: Tensor) -> Tensor:
-        """[4 + group, run] of some runs: as ``Sums`` has them, and the straightness of each group."""
+        """[5 + group, run] of some runs: as ``Sums`` has them, and the straightness of each group."""
         products = self._pull[places] * (origin - theta)
-        numerator, rates, _, ahead, weight = self._sums[:, places[0], places[1]]
+        numerator, rates, _, ahead, weight, absolute = self._sums[:, places[0], places[1]]
         own = self._numerators[places].clamp(min=0) / self._by_group(products).clamp(min=0)
         straight = (own * (rates * weight / ahead)[:, None]).nan_to_num(0, 0, 0)
-        return torch.cat([torch.stack([numerator, products.sum(-1), rates, ahead / weight]), straight.T])
+        sums = torch.stack([numerator, products.sum(-1), rates, ahead / weight, absolute])
+        return torch.cat([sums, straight.T])
 
     def _by_group(self, products: Tensor) -> Tensor:
         """[..., group]: sums over the weights of each."""
@@ -347,8 +353,8 @@ class AutoRuns:
 
     def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
         """One run: way and norm, sums, groups, losses and sizes of steps; the first of these are of earlier rounds."""
-        rest = 6 + len(self._stack.sizes)
-        (way, norm), sums, groups, history = row[:2], row[2:6], row[6:rest], row[rest:]
+        rest = 7 + len(self._stack.sizes)
+        (way, norm), sums, groups, history = row[:2], row[2:7], row[7:rest], row[rest:]
         losses, sizes = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
         constants, length = self.runs[place].rule.constants, len(losses)
         return Measured(

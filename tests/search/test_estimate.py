@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.search.estimate import PathSums, Sums, estimate, straightness, update, weight_ratio
+from hdet.search.estimate import PathSums, Sums, balance, estimate, straightness, update, weight_ratio
 from tests.search.twin import Step, _straight, _sums, _weights
 
 pytestmark = pytest.mark.quick
@@ -89,9 +89,11 @@ def test_one_step_at_a_time_gives_the_sums_of_the_twin(
         else:
             sums = sums._replace(rates=sums.rates + rate)
     unit, found = _weights(path)[-1], sums.at(start, rows[-1][0])
-    numerator, denominator = _sums(path)
+    numerator, denominator, absolute = _sums(path)
     size = max(1.0, max(abs(number) for row in rows for both in row[:2] for number in both)) ** 2
     assert found.numerator == pytest.approx(numerator / unit, rel=1e-9, abs=1e-9 * size)
     assert found.denominator == pytest.approx(denominator / unit, rel=1e-9, abs=1e-9 * size)
+    assert found.absolute == pytest.approx(absolute / unit, rel=1e-9, abs=1e-9 * size)
+    assert -1 - 1e-9 <= balance(found) <= 1 + 1e-9
     assert found.straight == pytest.approx(_straight(path), rel=1e-9)
     assert found.rates == pytest.approx(sum(row[2] for row in rows))

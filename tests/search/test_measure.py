@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.search.estimate import Measured, PathSums, Sums, estimate, straightness, update
+from hdet.search.estimate import Measured, PathSums, Sums, balance, estimate, straightness, update
 from hdet.search.measure import Measure
 
 pytestmark = pytest.mark.quick
@@ -73,7 +73,8 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
     for gradient, place, rate in zip(gradients, places, rates, strict=True):
         sums = update(sums, numbers_of(gradient), start, numbers_of(place), rate)
     totals = sums.at(start, numbers_of(parameters))
-    assert (found.estimated_rate, found.straightness) == pytest.approx((estimate(totals), straightness(totals)))
+    formulas = estimate(totals), straightness(totals), balance(totals)
+    assert (found.estimated_rate, found.straightness, found.balance) == pytest.approx(formulas)
     assert found.gradients == pytest.approx([max(float(g.abs().max()) for g in gs) for gs in gradients])
     way, origin = (torch.cat([p.detach().flatten() for p in ps]) for ps in (parameters, places[0]))
     assert found.moved == pytest.approx(float((way - origin).norm() / origin.norm()))
@@ -261,6 +262,22 @@ def test_of_what_several_ranks_hold_one_counts() -> None:
     alone = descend(measure, p, [1.0] * 3, [0.1] * 3)
     row = measure.row([float(value) for value in measure.scalars(torch.optim.SGD([p], lr=0.1))])
     assert measure.measured([row, row, row]) == alone
+
+
+def test_the_balance_is_of_the_whole_path_in_rounds_or_not() -> None:
+    """To and fro: <g, x_0 - x> is 0, 0.1, -0.2, -0.1 and 0, and the last rate makes earlier ones count a quarter."""
+    gradients, rates = [1.0, 1.0, -1.0, -1.0, 1.0], [0.1, 0.1, 0.1, 0.1, 0.2]
+
+    def see(measure: Measure, optimizer: torch.optim.Optimizer, k: int) -> None:
+        if k == 3:
+            result(measure, optimizer)
+            measure.begin_round()
+        measure.sample(optimizer)
+
+    whole = descend(Measure([0]), doubles(1.0), gradients, rates)
+    parts = descend(Measure([0]), doubles(1.0), gradients, rates, see)
+    assert whole.balance == pytest.approx((0.25 * (0.1 - 0.2 - 0.1)) / (0.25 * (0.1 + 0.2 + 0.1)))
+    assert (parts.balance, parts.estimated_rate) == pytest.approx((whole.balance, whole.estimated_rate))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])

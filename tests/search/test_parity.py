@@ -252,7 +252,7 @@ def test_steps_that_are_left_out_only_move_the_schedule(kind: str, skips: set[in
     [
         pytest.param("sgd", [0.1], {10: 1e4}, [1], id="early"),
         pytest.param("momentum", [0.1, 0.3], {20: 1e4}, [15], id="in the search, two groups"),
-        pytest.param("adam", [0.1], {45: 1e4}, [36], id="in the search, and Adam remembers"),
+        pytest.param("adam", [0.1], {45: 1e4}, [43], id="in the search, and Adam remembers"),
         pytest.param("momentum", [0.1], {120: 1e4}, [104], id="after the peak"),
         pytest.param("adam", [0.1, 0.2], {120: 1e4}, [104], id="after the peak, and Adam remembers"),
         pytest.param("sgd", [0.1], {20: 1e4, 23: 1e5, 60: 1e4, 150: 1e4}, [15, 51, 124], id="again and again"),
@@ -267,9 +267,7 @@ def test_it_goes_back_where_the_twin_does(
 
 
 def test_a_first_step_to_nowhere_is_undone_until_one_is_known() -> None:
-    first, second, *rest = both("sgd", [1.0], 80, outliers={0: 1e200})
-    assert (first, second) == (AGAIN, FIRST)
-    assert rest == [FIRST, "rolled_back 3"]  # a thousandth of too much is too little, and then it rises too far
+    assert both("sgd", [1.0], 80, outliers={0: 1e200}) == [AGAIN, FIRST, FIRST]  # a thousandth of it was too little
 
 
 def test_first_steps_that_are_lost_in_rounding_are_repeated() -> None:

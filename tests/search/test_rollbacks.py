@@ -131,7 +131,8 @@ def test_without_a_loss_it_is_logged_once_and_gone_back_all_the_same(
         assert "scheduler.step(loss)" in caplog.text
         assert len(ran.words) == len(back(ran))
         assert bool(back(ran)) == (ruin is not None)
-        assert final_loss(ran.model) < 2 * fixed_loss(Adam, 0.03, STEPS)
+        worse = 2 if ruin is None else 3  # without losses no batch is excused: the rate is a third
+        assert final_loss(ran.model) < worse * fixed_loss(Adam, 0.03, STEPS)
 
 
 def test_a_loss_that_comes_late_is_enough() -> None:

@@ -237,26 +237,67 @@ def test_a_short_path_that_is_straight_again_climbs_on(pace: float, stretch: int
 
 
 def test_what_is_asked_for_follows_estimates_both_ways() -> None:
-    """By 0.15 of the way up, and by 0.15 e-folds down if gradients have turned; one that is only lower says nothing."""
+    """By 0.15 of the way up while gradients point on; one that is lower says nothing."""
     lower, higher = (math.log(one / (0.1 * c.estimate_fraction)) for one in (0.5, math.e))
-    assert after(FOUND, estimated_log_factor=higher).state.asked == pytest.approx(0.15)
-    assert after(FOUND, estimated_log_factor=lower).state.asked == 0.0
-    down = after(FOUND).state
-    assert (down.asked, down.most_asked, down.ceiling) == (pytest.approx(-0.15), 0.0, pytest.approx(-0.15))
-    for _ in range(20):
-        down = after(down).state
-    assert math.exp(down.asked) == pytest.approx(1 / c.backoff)  # as low as a rollback makes it, and no lower
-    assert after(down, estimated_log_factor=higher).state.asked > down.asked
-    far = after(FOUND, estimated_log_factor=20.0).state
+    for estimate, asked in ((higher, 0.15), (lower, 0.0), (-math.inf, 0.0)):
+        assert after(FOUND, balance=1.0, estimated_log_factor=estimate).state.asked == pytest.approx(asked)
+    far = after(FOUND, balance=1.0, estimated_log_factor=20.0).state
     assert math.exp(far.asked) == pytest.approx(CLIMB)
     assert far.ceiling == far.log_factor == far.asked
 
 
-@pytest.mark.parametrize("distance", [1e-9, 0.08, 0.8, 8.0, 1e9])
+@pytest.mark.parametrize(
+    ("total", "end", "balance", "asked"),
+    [
+        (1000, 120, 0.38, 0.0),
+        (1000, 120, 0.28, -0.1 * math.log(2)),
+        (1000, 120, -1.0, -math.log(2)),
+        (1000, 500, 0.0, 0.0),
+        (1000, 500, -0.3, -0.3 * math.log(2)),
+        (None, 120, 0.5 - 1 / 30, 0.0),
+        (None, 120, 0.4 - 1 / 30, -0.1 * math.log(2)),
+    ],
+)
+def test_fewer_gradients_that_point_on_lower_what_is_asked_for(
+    total: int | None, end: int, balance: float, asked: float
+) -> None:
+    """0.5 less the part of the run that is done is usual; one that is lower by 1 halves, but no more than a round may
+    raise."""
+    known: dict[str, Any] = {"balance": balance, "span": (end - 1, end), "peak": 700.0 if end == 500 else PEAK}
+    state = after(FOUND, rule=Rule(total), estimated_log_factor=20.0 if asked else -math.inf, **known).state
+    assert state.asked == state.ceiling == pytest.approx(max(asked, -math.log(CLIMB)))
+    assert state.most_asked == 0.0
+
+
+def test_a_path_lowers_no_further_than_a_rollback_and_not_after_one() -> None:
+    down = FOUND
+    for _ in range(20):
+        down = after(down, balance=-1.0).state
+    assert math.exp(down.asked) == pytest.approx(1 / c.backoff)
+    assert after(down, balance=1.0, estimated_log_factor=2.0).state.asked > down.asked
+    back = after(FOUND, moved=math.inf, has_losses=False).state
+    assert math.exp(back.asked) == pytest.approx(1 / c.backoff)
+    assert after(back, balance=-1.0).state.asked == back.asked
+
+
+@pytest.mark.parametrize("drawn", [0.5, 0.0, -0.5])
+def test_after_a_divergence_the_prior_draws_up_no_further_than_it_has(drawn: float) -> None:
+    """A third of the rate in use remains, and no more, whatever the prior is."""
+    found = FOUND._replace(ceiling=drawn, log_factor=drawn, reach=-9.0)
+    back = after(found, moved=math.inf, has_losses=False).state
+    assert (back.asked, back.ceiling) == (pytest.approx(-math.log(3)), pytest.approx(drawn - math.log(3)))
+    then = after(back, balance=0.38)
+    assert then.state.ceiling == pytest.approx(max(drawn, 0.0) - math.log(3))
+    climbs = SEARCHING._replace(has_diverged=True, reach=-9.0)
+    assert after(climbs).state.ceiling == after(climbs).state.asked
+
+
+@pytest.mark.parametrize("distance", [1e-9, 0.05, 0.5, 5.0, 1e9])
 def test_what_is_found_is_drawn_to_steps_of_the_usual_length(distance: float) -> None:
-    """In a run of 1000 steps that is 0.8; m = 1 stands for a rate of 10, at which a step is as long as ``distance``."""
-    state = after(FOUND, distance=distance, rates=10.0, stretch=20, log_guess=math.log(10.0), gradients=(1.0,)).state
-    prior = 0.8 / distance
+    """In a run of 1000 steps that is 0.5; m = 1 stands for a rate of 10, at which a step is as long as ``distance``."""
+    known = {"distance": distance, "rates": 10.0, "stretch": 20, "log_guess": math.log(10.0), "gradients": (1.0,)}
+    state = after(FOUND._replace(pace=1.0, rate=1.0), moved=1e9, **known).state
+    prior = 0.5 / distance
     pull = min(max((prior / math.exp(state.asked)) ** c.prior_weight, 1 / c.backoff), c.backoff)
     assert math.exp(state.ceiling) == pytest.approx(min(math.exp(state.asked) * pull, CLIMB))
     assert state.reach == pytest.approx(math.log(distance))
@@ -266,12 +307,14 @@ def test_what_is_found_is_drawn_to_steps_of_the_usual_length(distance: float) ->
 
 def test_losses_without_noise_raise_what_gradients_would_not() -> None:
     steady = tuple(Block(1.0 - k / 100, 2) for k in range(8))
-    near, short = {"log_guess": 0.0, "rates": 1.0, "stretch": 20, "distance": 0.8}, {"blocks": steady[:7]}
-    assert math.exp(after(FOUND, blocks=steady, **near).state.asked) == pytest.approx(CLIMB)
-    climbs = SEARCHING._replace(log_factor=-0.5)
+    near, short = {"log_guess": 0.0, "rates": 1.0, "stretch": 20, "distance": 0.5}, {"blocks": steady[:7]}
+    found = FOUND._replace(pace=1.0, rate=1.0)
+    assert math.exp(after(found, blocks=steady, **near).state.asked) == pytest.approx(CLIMB)
+    climbs = SEARCHING._replace(log_factor=-0.5, pace=1.0, rate=1.0)
     assert after(climbs, blocks=steady, **near).state.log_factor == pytest.approx(-0.5 + math.log(CLIMB))
     for known in (near | short, near | {"distance": 3.0}, near | {"has_losses": False}, {}):
-        assert after(FOUND, **{"blocks": steady, **known}).state.asked == pytest.approx(-0.15)
+        lower = after(found, balance=0.28, **{"blocks": steady, **known}).state.asked
+        assert lower == pytest.approx(-0.1 * math.log(2))
 
 
 @given(st.floats(0, 2000), st.floats(0, 2000), st.floats(-1, 1500), st.sampled_from(Phase), st.floats(-30, 30))

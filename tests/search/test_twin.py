@@ -61,7 +61,7 @@ class World:
         return [Block(self.level + off + 0.1 * self.unit * rng.random(), 1) for _ in range(count)]
 
     def seen(self, t: int, run: Run) -> Seen:
-        """Displacement, estimated rate, straightness and gradients; now and then none, or NaN or infinite ones."""
+        """What a path may show; now and then no gradients, or NaN or infinite ones."""
         rng, s = self.rng, self.settings
         if not run.looks or t == s.S:
             return Seen(0.0 if rng.random() < 0.98 else math.inf)
@@ -70,11 +70,11 @@ class World:
         estimated_rate = (
             rate * rng.choice([0.0, 0.5, 3.0, 20.0]) * rng.random() * 10 if run.phase == "searching" else 0.0
         )
-        kappa = rng.choice([0.0, 0.5, 0.8, 0.95, 1.0])
+        kappa, beta = rng.choice([0.0, 0.5, 0.8, 0.95, 1.0]), rng.uniform(-1, 1)
         size = rng.choice([0.0, math.nan, math.inf]) if rng.random() < 0.1 else 1.0
         sizes = [] if t <= self.silent else [1.0, size] if rng.random() < 0.5 else [size]
         eta = [1.0 if self.follows else run.rates(t - 1)[0]] * rng.randint(1, 70)
-        return Seen(0.0 if t <= self.still else q, estimated_rate, kappa, sizes, eta)
+        return Seen(0.0 if t <= self.still else q, estimated_rate, kappa, beta, sizes, eta)
 
 
 def agree(state: State, run: Run, times: Sequence[int]) -> None:
@@ -115,6 +115,7 @@ def follow(seed: int) -> Counter[str]:
             measured=Measured(
                 moved=seen.q,
                 straightness=seen.kappa,
+                balance=seen.beta,
                 gradients=tuple(seen.sizes),
                 rates=math.fsum(seen.eta),
                 stretch=len(seen.eta),

@@ -168,8 +168,8 @@ def test_finished_while_the_rate_rises(now: int) -> None:
     run[2].finish(50)
     assert run[1].param_groups[0]["lr"] == pytest.approx(lr * (1 + math.cos(math.pi / 50)) / 2, rel=1e-5)
     rates, _ = watched(run, range(now, now + 50))
-    if now > 40:
-        assert rates == sorted(rates, reverse=True)
+    if now > 40:  # until the schedule has fallen by a tenth, the rate may still be revised
+        assert rates[15:] == sorted(rates[15:], reverse=True)
     assert rates[-1] < 1e-3 * max(*before, *rates)
 
 

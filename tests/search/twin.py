@@ -124,6 +124,7 @@ class Seen(NamedTuple):
     estimated_rate: float = 0.0
     """eta^."""
     kappa: float = 0.0
+    beta: float = 0.0
     sizes: Sequence[float] = ()
     """The largest number of each gradient that was sampled in the round."""
     eta: Sequence[float] = ()
@@ -304,7 +305,7 @@ class Run:
         q = float((path[-1].after - path[0].x).norm()) / (norm or 1.0) if path else 0.0
         if not (_vector(self.x).isfinite().all() and math.isfinite(q)):
             q = math.inf
-        eta, (numerator, denominator) = [step.eta for step in path], _sums(path)
+        eta, (numerator, denominator, absolute) = [step.eta for step in path], _sums(path)
         estimated_rate = (
             numerator * math.fsum(eta) / denominator if 0 < numerator < math.inf and 0 < denominator < math.inf else 0.0
         )
@@ -312,7 +313,9 @@ class Run:
         lost = not (math.isfinite(numerator) and math.isfinite(denominator))
         sizes = self.sizes if path and not lost else []
         D = float((path[-1].after - path[0].x).norm()) if path else 0.0
-        return Seen(q, estimated_rate, estimated_rate / straight if straight > 0 else 0.0, sizes, eta, D, lost)
+        kappa = estimated_rate / straight if straight > 0 else 0.0
+        beta = numerator / absolute if absolute > 0 and not lost else 0.0
+        return Seen(q, estimated_rate, kappa, beta, sizes, eta, D, lost)
 
     def next_round(self, seen: Seen) -> None:
         """After a gradient that is NaN or infinite a new path begins."""
@@ -365,7 +368,7 @@ class Run:
             self.progress = Progress().after(blocks, t)
         if verdict is Verdict.FALSE_ALARM and not math.isnan(self.m_before):
             up, self.ruined = self.m_before / self.m, False
-            self.m, self.C, self.A, self.A_max = self.m_before, self.C * up, self.A * up, self.A_max * up
+            self.m, self.C, self.A = self.m_before, self.C * up, self.A * up
             event = "false_alarm"
         if blocks:
             self.m_before, self.excused = math.nan, self.excused and not self.falling
@@ -443,7 +446,7 @@ class Run:
         q, eta = 1 / S**c.length_exponent, math.fsum(seen.eta)
         climb = min(math.exp(min(c.max_climb * n / max((s.peak + 1) * often, 1.0), 1.0)), c.max_growth)
         most = climb if fallen or math.isnan(self.pace) else min(c.max_growth ** (n / c.min_round), c.backoff)
-        if len(seen.eta) <= c.min_steps and 0 < seen.D < math.inf and eta > 0:
+        if len(seen.eta) <= c.min_steps and 0 < seen.D < math.inf and eta > 0 and not math.isnan(self.pace):
             self.D1 = seen.D / eta * guess
         P = c.prior_distance * q / self.D1
         a = c.estimate_fraction * q * seen.estimated_rate / guess
@@ -462,12 +465,14 @@ class Run:
             self.A = self.A_max = min(self.m, self.factor(t) * max(c.ceiling * q, 1.0))
         elif on:
             self.A *= most
+        elif (lacking := c.balance - t / s.S - seen.beta) > 0:
+            self.A = max(self.A / min(c.max_growth**lacking, most), min(self.A, self.A_max / c.backoff))
         elif a > self.A:
             self.A *= min((a / self.A) ** c.estimate_weight, most)
-        elif a == 0:
-            self.A = max(self.A * math.exp(-c.estimate_weight), min(self.A, self.A_max / c.backoff))
         self.A_max = max(self.A_max, self.A)
-        most_up = 1.0 if self.ruined else c.backoff
+        most_up = c.backoff
+        if self.ruined:
+            most_up = min(max(self.C / self.A, 1.0), c.backoff) if math.isfinite(self.C) else 1.0
         pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), most_up) if math.isfinite(P) else 1.0
         self.C = min(max(min(self.A * pull, self.C * most), 1e-15), 1e15)
         self.m = max(self.m, self.C)
@@ -476,7 +481,7 @@ class Run:
         """Within bounds; what was found goes down with it, and not up."""
         m = min(max(m, 1e-15), 1e15)
         down = min(m / self.m, 1.0)
-        self.m, self.C, self.A, self.A_max = m, self.C * down, self.A * down, self.A_max * down
+        self.m, self.C, self.A = m, self.C * down, self.A * down
 
     def keep(self, t: int) -> None:
         """Four steps apart at least: it takes as many to see an explosion."""
@@ -527,12 +532,12 @@ def _weights(path: list[Step]) -> list[float]:
     return w
 
 
-def _sums(path: list[Step]) -> tuple[float, float]:
-    """The numerator, sum w_k <g_k, x_0 - x_k>, and the denominator, <s, x_0 - x_n>."""
+def _sums(path: list[Step]) -> tuple[float, float, float]:
+    """The numerator, sum w_k <g_k, x_0 - x_k>, the denominator, <s, x_0 - x_n>, and sum w_k |<g_k, x_0 - x_k>|."""
     pairs = list(zip(_weights(path), [step for step in path if step.sampled], strict=True))
-    numerator = sum(w * float(step.g @ (path[0].x - step.x)) for w, step in pairs)
+    products = [w * float(step.g @ (path[0].x - step.x)) for w, step in pairs]
     denominator = sum(w * float(step.g @ (path[0].x - path[-1].after)) for w, step in pairs)
-    return numerator, denominator
+    return sum(products), denominator, sum(map(abs, products))
 
 
 def _straight(path: list[Step]) -> float:

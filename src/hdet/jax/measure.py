@@ -109,6 +109,7 @@ class Measured(NamedTuple):
     estimated_rate: Array
     """In units of the guess; 0 where the gradients say nothing."""
     straightness: Array
+    balance: Array
     lost: Array
     """Whether some gradient was not finite, so that a new path must begin."""
     typical: Array
@@ -121,6 +122,7 @@ class Path(NamedTuple):
     """
 
     numerator: Array
+    absolute: Array
     begun: Array
     """Steps that had been made at the origin."""
     ahead: Array
@@ -132,7 +134,7 @@ class Path(NamedTuple):
     def new(cls) -> Path:
         """Before the first step."""
         zero = number(0.0)
-        return cls(zero, jnp.zeros((), jnp.int32), zero, zero, zero, number(1.0))
+        return cls(zero, zero, jnp.zeros((), jnp.int32), zero, zero, zero, number(1.0))
 
     def sampled(
         self, trees: tuple[Tree, Tree], gradients: Tree, params: Tree, rate: Array, rates: Array, step: Array
@@ -145,9 +147,12 @@ class Path(NamedTuple):
         ratio = jnp.where(rate > 0, jnp.minimum((self.rate / rate) ** 2, 1.0), 1.0)
         origin = jax.tree.map(lambda x0, x: jnp.where(begins, x, x0), trees[0], as_exact(params))
         total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * ratio.astype(s.real.dtype) + x), trees[1], g)
-        before = jnp.where(begins, 0.0, jnp.stack([self.numerator, self.ahead, self.weight]) * ratio)
-        new = before + jnp.stack([dot(g, less(origin, params)), rates, number(1.0)])
-        return (origin, total), self._replace(numerator=new[0], ahead=new[1], weight=new[2], rate=rate)
+        known = jnp.stack([self.numerator, self.absolute, self.ahead, self.weight])
+        product = dot(g, less(origin, params))
+        new = jnp.where(begins, 0.0, known * ratio) + jnp.stack([product, jnp.abs(product), rates, number(1.0)])
+        numerator, absolute, ahead, weight = new
+        more = {"numerator": numerator, "absolute": absolute, "ahead": ahead, "weight": weight}
+        return (origin, total), self._replace(**more, rate=rate)
 
     def measured(self, distance: Distance, rates: Array, is_first: Array) -> Measured:
         """After steps with this sum of rates.
@@ -166,4 +171,6 @@ class Path(NamedTuple):
         estimated_rate = jnp.where(says, self.numerator * rates / denominator, 0.0)
         straight = self.ahead / self.weight
         straightness = jnp.where(says & (straight > 0), estimated_rate / straight, 0.0)
-        return Measured(moved, move, estimated_rate, straightness, ~is_first & ~is_whole, typical)
+        is_balanced = is_whole & ~is_first & (self.absolute > 0)
+        balance = jnp.where(is_balanced, self.numerator / self.absolute, 0.0)
+        return Measured(moved, move, estimated_rate, straightness, balance, ~is_first & ~is_whole, typical)

@@ -96,7 +96,7 @@ class State(NamedTuple):
 
     def lowered(self, by: Array) -> State:
         """The state with another ceiling; ``by``: what is added to its logarithm."""
-        return self._replace(ceiling=self.ceiling + by, asked=self.asked + by, most_asked=self.most_asked + by)
+        return self._replace(ceiling=self.ceiling + by, asked=self.asked + by)
 
     def climbing(self, t: Array) -> State:
         """Without a ceiling, at the rate that is in use at step ``t``."""
@@ -126,6 +126,7 @@ class Evidence(NamedTuple):
     """log of the schedule at the last step: rates are in units of the guess."""
     estimated_level: Array
     straightness: Array
+    balance: Array
     gradient: Array
     rates: Array
     stretch: Array
@@ -302,7 +303,8 @@ def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     wanted = jnp.where(straight | goes_on, most, asked - level)
     used = jnp.log(state.factor(evidence.end) * jnp.maximum(q * C.ceiling, 1.0))
     turned = jnp.minimum(level, used)
-    revised = _revised(state, asked, most, goes_on)
+    lacking = C.balance - evidence.end / evidence.length - evidence.balance
+    revised = _revised(state, asked, lacking, most, goes_on)
     found = choose(has_turned, revised, state._replace(asked=turned, most_asked=turned))
     found = _drawn(found, prior, state.ceiling + most)
     found = choose(has_turned | ~(wanted > 0), found, state.at(level + jnp.minimum(wanted, most)))
@@ -313,22 +315,24 @@ def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
 def _reach(state: State, evidence: Evidence) -> Array:
     """log of how far a step leads, as long as the path is short."""
     distance, rates = evidence.distance, evidence.rates
-    is_told = (evidence.stretch <= C.min_steps) & (rates > 0) & (distance > 0) & (distance < jnp.inf)
+    is_told = jnp.isfinite(state.pace) & (evidence.stretch <= C.min_steps)
+    is_told &= (rates > 0) & (distance > 0) & (distance < jnp.inf)
     return jnp.where(is_told, jnp.log(distance / rates) + evidence.log_guess, state.reach)
 
 
-def _revised(state: State, asked: Array, most: Array, goes_on: Array) -> State:
+def _revised(state: State, asked: Array, lacking: Array, most: Array, goes_on: Array) -> State:
     least = jnp.minimum(state.asked, state.most_asked - math.log(C.backoff))
-    lower = jnp.maximum(state.asked - C.estimate_weight, least)
+    lower = jnp.maximum(state.asked - jnp.minimum(math.log(C.max_growth) * lacking, most), least)
     higher = state.asked + jnp.minimum(C.estimate_weight * jnp.maximum(asked - state.asked, 0.0), most)
-    now = jnp.where(goes_on, state.asked + most, jnp.where(asked == -jnp.inf, lower, higher))
+    now = jnp.where(goes_on, state.asked + most, jnp.where(lacking > 0, lower, higher))
     return state._replace(asked=now, most_asked=jnp.maximum(state.most_asked, now))
 
 
 def _drawn(state: State, prior: Array, highest: Array) -> State:
     furthest = math.log(C.backoff)
+    drawn = jnp.where(jnp.isfinite(state.ceiling), jnp.clip(state.ceiling - state.asked, 0.0, furthest), 0.0)
     pull = jnp.where(jnp.isfinite(prior), C.prior_weight * (prior - state.asked), 0.0)
-    pull = jnp.clip(pull, -furthest, jnp.where(state.has_diverged, 0.0, furthest))
+    pull = jnp.clip(pull, -furthest, jnp.where(state.has_diverged, drawn, furthest))
     target = jnp.clip(jnp.minimum(state.asked + pull, highest), LOWEST, HIGHEST)
     return state._replace(ceiling=target, level=jnp.maximum(state.level, target), prior=prior)
 

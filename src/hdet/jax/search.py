@@ -207,6 +207,7 @@ class _Search(NamedTuple):
             log_guess=jnp.log(jnp.where(before > 0, before, 1.0)),
             estimated_level=jnp.log(jnp.where(says & (before > 0), measured.estimated_rate / before, 0.0)),
             straightness=jnp.where(says, measured.straightness, 0.0),
+            balance=jnp.where(says, measured.balance, 0.0),
             gradient=jnp.where(says, jnp.max(jnp.where(round.sizes == -1, 0.0, round.sizes)), 0.0),
             rates=jnp.where(looks, steps.rates.total, 0.0),
             stretch=jnp.where(looks, t - state.part("path").begun, 0),

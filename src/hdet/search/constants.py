@@ -2,8 +2,9 @@
 
 The rule is the one behind :func:`hdet.auto` (:mod:`hdet.search.rule`).
 
-LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *an estimate* and *nothing to hand over*,
-whose tables say what the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. The
+LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *the balance of the path*, *an estimate* and
+*nothing to hand over*, whose tables say what the rule loses with each number changed, and *no gain*, *reach*, *lengths*
+of earlier rules. The
 numbers of three judges are elsewhere: has training diverged? :mod:`hdet.rollback.judge`; has the loss fallen at all?
 :mod:`hdet.search.progress`; do steps follow the rate? :mod:`hdet.search.lag`. The *target* is the factor m times the
 schedule, S the number of steps of the run, and "the loss has fallen" means :attr:`Progress.is_below
@@ -51,7 +52,10 @@ class Constants(NamedTuple):
     nothing to hand over)."""
     estimate_weight: float = 0.15
     """Once gradients have turned against the path, a round moves the target by this part of the way to what its
-    estimate asks for, in the logarithm; an estimate of 0 asks for one e-fold less (LOG, an estimate)."""
+    estimate asks for, in the logarithm (LOG, an estimate)."""
+    balance: float = 0.5
+    """The balance of the path at the best rate of a run, at its beginning; it falls by the part of the run that is done
+    (LOG, the balance of the path)."""
     straight_tolerance: float = 2.0
     """While the straightness of the path (1: no gradient has turned) is above 1 less q times this, the target is raised
     whatever the estimated rate is: few steps cannot give a high one (LOG, the first fifty steps)."""
@@ -60,9 +64,10 @@ class Constants(NamedTuple):
     (LOG, nothing to hand over)."""
 
     # the prior: how long a step is at the best rate, as far as other problems tell
-    prior_distance: float = 8.0
+    prior_distance: float = 5.0
     """The norm of a step at the best rate of a run of S steps, times S to the power of ``length_exponent``: the
-    geometric mean over all problems and optimizers that the rule was tuned on (LOG, an estimate)."""
+    geometric mean over all problems and optimizers that the rule was tuned on was 8, over small ones 5 (LOG, an
+    estimate; the balance of the path)."""
     prior_weight: float = 0.4
     """The part of the way from what the evidence asks for to the prior, in the logarithm; not further than by
     ``backoff`` (LOG, an estimate)."""
@@ -70,7 +75,8 @@ class Constants(NamedTuple):
     # the search
     max_growth: float = 2.0
     """The most by which a round raises the target, unless a rollback is undone (LOG, nothing to hand over). Until the
-    loss has fallen, the most in ``min_round`` steps: there is nothing to lose yet."""
+    loss has fallen, the most in ``min_round`` steps: there is nothing to lose yet. A balance that is lower by 1 lowers
+    the target by as much (LOG, the balance of the path)."""
     max_climb: float = 7.5
     """Once the loss has fallen, the logarithm of the target is raised by at most this in as many steps as the schedule
     rises: a steep climb does damage (LOG, the first fifty steps)."""

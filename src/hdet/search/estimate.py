@@ -19,6 +19,9 @@ If all gradients were equal, the estimate would be the weighted mean of the sums
 :math:`\hat\eta_1 = \sum_k w_k \sum_{j<k} \eta_j / \sum_k w_k`. The *straightness* of the path is :math:`\kappa =
 \hat\eta / \hat\eta_1`: 1 as long as no gradient has turned.
 
+The *balance* of the path says how far gradients have turned, whatever their size is: :math:`\beta = \sum_k w_k \langle
+g_k, x_0 - x_k \rangle / \sum_k w_k |\langle g_k, x_0 - x_k \rangle|`.
+
 For :math:`u = g` the estimate is D-Adaptation's distance over the gradient's norm, and for updates by the sign it is
 Prodigy's. Written with the displacement, it needs no knowledge of the optimizer. In a long round only some gradients
 are sampled: then the sums over :math:`k` are over these, and the sums of rates are over all steps.
@@ -49,6 +52,8 @@ class Sums(NamedTuple):
     """Sum of the rates."""
     straight: float = 0.0
     """The estimate that equal gradients would give."""
+    absolute: float = 0.0
+    """Sum of w |<g, x_0 - x>|."""
 
 
 class PathSums(NamedTuple):
@@ -64,10 +69,13 @@ class PathSums(NamedTuple):
     """Sum of w."""
     rate: float | None = None
     """The rate of the step that was sampled last, whose weight is 1."""
+    absolute: float = 0.0
+    """Sum of w |<g, x_0 - x>|."""
 
     def at(self, start: Sequence[float], now: Sequence[float]) -> Sums:
         """What the formula takes if the path has led from ``start`` to ``now``. A step must have been sampled."""
-        return Sums(self.numerator, _dot(self.gradients, start, now), self.rates, self.rates_before / self.weight)
+        denominator, straight = _dot(self.gradients, start, now), self.rates_before / self.weight
+        return Sums(self.numerator, denominator, self.rates, straight, self.absolute)
 
 
 def update(
@@ -83,9 +91,10 @@ def update(
     >>> estimate(sums.at([0.0], [-3.0])), straightness(sums.at([0.0], [-3.0]))
     (1.0, 1.0)
     """
-    w = weight_ratio(sums.rate, rate)
+    w, product = weight_ratio(sums.rate, rate), _dot(gradient, start, now)
     return PathSums(
-        numerator=w * sums.numerator + _dot(gradient, start, now),
+        numerator=w * sums.numerator + product,
+        absolute=w * sums.absolute + abs(product),
         gradients=tuple(w * s + g for s, g in zip(sums.gradients or repeat(0.0), gradient, strict=False)),
         rates=sums.rates + rate,
         rates_before=w * sums.rates_before + sums.rates,
@@ -113,6 +122,15 @@ def straightness(sums: Sums, estimated: float | None = None) -> float:
     return rate / sums.straight if sums.straight > 0 else 0.0
 
 
+def balance(sums: Sums) -> float:
+    """beta: 1 if all gradients point on along the path, -1 if all point back; 0 if there are none.
+
+    >>> balance(Sums(numerator=1.0, denominator=1.0, rates=1.0, absolute=4.0))
+    0.25
+    """
+    return sums.numerator / sums.absolute if sums.absolute > 0 else 0.0
+
+
 def _dot(gradient: Sequence[float], start: Sequence[float], now: Sequence[float]) -> float:
     """<g, x_0 - x>."""
     return math.fsum(g * (a - b) for g, a, b in zip(gradient, start, now, strict=True))
@@ -130,6 +148,8 @@ class Measured(NamedTuple):
     """0 if there were no gradients, if they have turned against the path, or if one was NaN or infinite."""
     straightness: float = 0.0
     """1: no gradient has turned yet."""
+    balance: float = 0.0
+    """From 1, all gradients point on along the path, to -1, all point back."""
     gradients: tuple[float, ...] = ()
     """The largest absolute value of each gradient that was sampled in the round."""
     rates: float = 0.0

@@ -22,7 +22,16 @@ from torch.optim import Optimizer
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
-from hdet.search.estimate import Measured, Sums, estimate, largest_size, straightness, typical_norm, weight_ratio
+from hdet.search.estimate import (
+    Measured,
+    Sums,
+    balance,
+    estimate,
+    largest_size,
+    straightness,
+    typical_norm,
+    weight_ratio,
+)
 from hdet.search.pieces import Pieces, Reading, Vectors
 
 __all__ = ["Measure"]
@@ -74,8 +83,8 @@ class Measure:
         self._origin: _Origin | None = None
         self._sum: Vectors = []
         """s, the weighted sum of gradients."""
-        self._numerators: list[Tensor] = []
-        """Sum of w <g, x_0 - x>, for each of the pieces' places."""
+        self._known = self._now = (0.0, 0.0)
+        """Sums of w <g, x_0 - x> and of its absolute value: before the round, and as last measured."""
         self._rates: Rate = 0.0
         """Sum of the rates of all steps ..."""
         self._stretch = 0
@@ -89,8 +98,13 @@ class Measure:
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Sums go on; the sizes of gradients are those of each round."""
+        """Sums go on; what is kept of each sampled step, for each of the pieces' places, is of one round."""
+        self._known = self._now
         self._sizes: list[list[Tensor]] = []
+        self._products: list[list[Tensor]] = []
+        """<g, x_0 - x>."""
+        self._decays: list[Rate] = []
+        """What the sums before the step count for."""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -123,8 +137,12 @@ class Measure:
         """
         own, rate = self.searched(optimizer), copy_rate(optimizer.param_groups[self.groups[0]]["lr"])
         decay = 1.0 if continued else _weight_ratio(self._rate, rate)
-        self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, decay)
-        if not continued:
+        products = self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, decay)
+        if continued:
+            self._products[-1] = [old + new for old, new in zip(self._products[-1], products, strict=True)]
+        else:
+            self._products.append(products)
+            self._decays.append(decay)
             self._rates_before = self._rates_before * decay + self._rates
             self._weight = self._weight * decay + 1.0
             self._rate = rate
@@ -140,8 +158,12 @@ class Measure:
 
     def _add(
         self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], decay: Rate
-    ) -> None:
-        """Earlier sums times ``decay``, and the gradients that parameters hold now."""
+    ) -> list[Tensor]:
+        """Add the gradients that parameters hold now to their sum, which counts ``decay``.
+
+        Returns:
+            their <g, x_0 - x>, for each of the pieces' places.
+        """
         assert self._origin is not None  # the caller has set it
         if not self._sum:
             self._sum = self._origin.pieces.zeros()
@@ -155,10 +177,7 @@ class Measure:
             else:
                 torch.add(gradient, total, alpha=decay, out=total)
         self._sizes.append(self._by_place(sizes, torch.max))
-        numerator = self._by_place(products, torch.sum)
-        if self._numerators:
-            numerator = [old * decay + new for old, new in zip(self._numerators, numerator, strict=True)]
-        self._numerators = numerator
+        return self._by_place(products, torch.sum)
 
     def _gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
         """Piece by piece; each valid until the next one."""
@@ -184,8 +203,8 @@ class Measure:
             lengths.append(torch.linalg.vector_norm(displaced))
             products += [torch.dot(self._sum[number], displaced)] if self._sum else []
         norms = [*lengths, *origin.norms]
-        sums = [*self._numerators, *self._by_place(products, torch.sum)] if self._numerators else self._tensors(weights)
-        return [*norms, *(size for sizes in self._sizes for size in sizes), *sums]
+        sums = self._by_place(products, torch.sum) if self._sum else self._tensors(weights)
+        return [*norms, *(number for numbers in (*self._sizes, *self._products) for number in numbers), *sums]
 
     def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """The norm of each tensor at the origin and how far it has moved, for each of the pieces' places in turn."""
@@ -198,8 +217,8 @@ class Measure:
         """What this rank shows the others, from the values of :meth:`scalars`: a block of numbers for each place.
 
         A block has: which place, the norms of displacement and origin, the sizes of gradients and, if these were
-        sampled, numerator and denominator; if not, the norms of origin and displacement of each tensor. Ranks hold
-        different pieces, but their blocks are of the same length.
+        sampled, the products with the displacement and the denominator; if not, the norms of origin and displacement of
+        each tensor. Ranks hold different pieces, but their blocks are of the same length.
         """
         if self._origin is None or not values:
             return []
@@ -218,9 +237,11 @@ class Measure:
         width = len(rows[0]) // len(self._origin.pieces.places)
         moves, origins, *more = counted_once(rows, width) if len(rows) > 1 else _columns(rows[0], width)
         count, sums = len(self._sizes), Sums(0.0, 0.0, 0.0)
-        if self._numerators:
-            numerator, denominator = map(sum, more[count:])
-            sums = Sums(numerator, denominator, float(self._rates), float(self._rates_before / self._weight))
+        if self._sum:
+            *products, denominator = map(sum, more[count:])
+            self._now = self._summed(products)
+            straight = float(self._rates_before / self._weight)
+            sums = Sums(self._now[0], denominator, float(self._rates), straight, self._now[1])
         else:
             self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
         is_broken = not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator))
@@ -230,12 +251,20 @@ class Measure:
             distance=math.hypot(*moves),
             estimated_rate=rate,
             straightness=straightness(sums, rate),
+            balance=0.0 if is_broken else balance(sums),
             gradients=tuple([largest_size(column) for column in more[:count]]),
             rates=float(self._rates),
             stretch=self._stretch,
             is_broken=is_broken,
             rounding=self._origin.pieces.rounding,
         )
+
+    def _summed(self, products: Sequence[float]) -> tuple[float, float]:
+        """The sums of w <g, x_0 - x> and of its absolute value with those of this round."""
+        total, absolute = self._known
+        for decay, product in zip(map(float, self._decays), products, strict=True):
+            total, absolute = total * decay + product, absolute * decay + abs(product)
+        return total, absolute
 
     def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
         """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
@@ -258,8 +287,10 @@ class Measure:
             "places": places,
             "origin": origin.pieces.as_tensors(origin.vectors, parameters),
             "sum": origin.pieces.as_tensors(self._sum, parameters) if self._sum else [],
-            "numerators": self._numerators,
+            "known": list(self._known),
             "sizes": self._sizes,
+            "products": self._products,
+            "decays": self._decays,
             **{name: getattr(self, f"_{name}") for name in _NUMBERS},
         }
 
@@ -274,10 +305,12 @@ class Measure:
         found._origin = _Origin.at(parameters, saved["origin"])
         found._sum = found._origin.pieces.copied(saved["sum"]) if saved["sum"] else []
         device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
-        found._numerators = [numerator.to(device, copy=True) for numerator in saved["numerators"]]
         vars(found).update({f"_{name}": copy_rate(saved[name]) for name in _NUMBERS})
         found._stretch = int(saved["stretch"])
-        found._sizes = [[size.to(device, copy=True) for size in sizes] for sizes in saved["sizes"]]
+        found._known = found._now = (saved["known"][0], saved["known"][1])
+        found._decays = [copy_rate(decay) for decay in saved["decays"]]
+        for name in ("sizes", "products"):
+            setattr(found, f"_{name}", [[one.to(device, copy=True) for one in each] for each in saved[name]])
         return found
 
 

@@ -15,9 +15,10 @@ the estimate is. What one round may add is limited (:meth:`Rule._largest_raise`)
 
 *The estimate.* Where 2 q times the estimate first is below the target, gradients have turned: the rate in use, times
 max(1, 15 q), is what the evidence asks for (:attr:`State.asked`). From then on it moves both ways: a round moves it by
-a part of the way to a higher estimate, and lowers it if the estimate is 0, in all by no more than a rollback does
-(:meth:`Rule._revised`). The target is drawn from there to a *prior*: at the best rates of other problems, with any
-optimizer, a step is :math:`8\,q` long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Where the loss falls steadily,
+a part of the way to a higher estimate, or lowers it if the balance of the path shows that more gradients have turned
+than at the best rates of other runs, in all by no more than a rollback does (:meth:`Rule._revised`). The target is
+drawn from there to a *prior*: at the best rates of other problems, with any optimizer, a step is about :math:`5\,q`
+long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Where the loss falls steadily,
 without noise, it is raised whatever gradients say, but not far above the prior: on full batches gradients turn long
 before the rate is high enough.
 
@@ -87,10 +88,10 @@ class State(NamedTuple):
     asked: float = math.inf
     """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior ..."""
     most_asked: float = math.inf
-    """... and the highest that it was."""
+    """... and the highest that it was; a rollback does not lower it."""
     has_diverged: bool = False
     """Whether training has diverged, and not because data became harder: then neither the prior nor losses raise what
-    is asked for, since both have led there."""
+    was found, since both have led there."""
     prior: float = math.nan
     """log of the rate over the guess that the ceiling is drawn to; NaN: there is none."""
     reach: float = math.nan
@@ -154,7 +155,7 @@ class State(NamedTuple):
 
     def lowered(self, by: float) -> State:
         """The state with another ceiling; ``by``: what is added to its logarithm."""
-        return self._replace(ceiling=self.ceiling + by, asked=self.asked + by, most_asked=self.most_asked + by)
+        return self._replace(ceiling=self.ceiling + by, asked=self.asked + by)
 
 
 class Evidence(NamedTuple):
@@ -406,7 +407,8 @@ class Rule:
             state = state.climbing(evidence.span[1], c)
         if math.isfinite(state.ceiling):
             goes_on = steady and state.asked < prior + math.log(c.backoff)
-            return self._drawn(self._revised(state, asked, most, goes_on=goes_on), prior, state.ceiling + most)
+            revised = self._revised(state, evidence, asked, most, goes_on=goes_on)
+            return self._drawn(revised, prior, state.ceiling + most)
         goes_on = steady and state.log_factor < prior + math.log(c.backoff)
         wanted = most if straight or goes_on else asked - state.log_factor
         if wanted > 0:
@@ -415,26 +417,36 @@ class Rule:
         turned = min(state.log_factor, used)
         return self._drawn(state._replace(asked=turned, most_asked=turned), prior, math.inf)
 
-    def _revised(self, state: State, asked: float, most: float, *, goes_on: bool) -> State:
-        """What the evidence asks for with one more estimate, ``asked``; -inf: gradients have turned.
+    def _revised(self, state: State, evidence: Evidence, asked: float, most: float, *, goes_on: bool) -> State:
+        """What the evidence asks for with one more round, whose estimate asks for ``asked``.
 
-        An estimate that is lower, and not 0, says nothing: a path shows a high rate only after many steps.
+        An estimate that is lower says nothing: a path shows a high rate only after many steps. What lowers is the
+        balance: if fewer gradients point on along the path than at the best rates of other runs, less is asked for, but
+        a path lowers no further than a rollback does.
         """
-        weight = self.constants.estimate_weight
+        c, now = self.constants, state.asked
+        lacking = self._usual_balance(evidence) - evidence.measured.balance
         if goes_on:
-            now = state.asked + most
-        elif asked == -math.inf:  # one e-fold less is asked for, but a path lowers no further than a rollback
-            now = max(state.asked - weight, min(state.asked, state.most_asked - math.log(self.constants.backoff)))
+            now += most
+        elif lacking > 0:
+            least = min(now, state.most_asked - math.log(c.backoff))
+            now = max(now - min(math.log(c.max_growth) * lacking, most), least)
         else:
-            now = state.asked + min(weight * max(asked - state.asked, 0.0), most)
+            now += min(c.estimate_weight * max(asked - now, 0.0), most)
         return state._replace(asked=now, most_asked=max(state.most_asked, now))
+
+    def _usual_balance(self, evidence: Evidence) -> float:
+        """The balance of the path at the best rates of other runs, of which as large a part is done."""
+        end = evidence.span[1]
+        return self.constants.balance - end / (self.total_steps or self.constants.assumed_length * end)
 
     def _drawn(self, state: State, prior: float, highest: float) -> State:
         """The state whose ceiling is what the evidence asks for, drawn to the prior, and not above ``highest``."""
-        furthest = math.log(self.constants.backoff)
+        up = down = math.log(self.constants.backoff)
+        if state.has_diverged:  # no higher than it has been drawn already
+            up = min(max(state.ceiling - state.asked, 0.0), up) if math.isfinite(state.ceiling) else 0.0
         pull = self.constants.prior_weight * (prior - state.asked) if math.isfinite(prior) else 0.0
-        target = min(state.asked + min(max(pull, -furthest), 0.0 if state.has_diverged else furthest), highest)
-        target = min(max(target, LOWEST), HIGHEST)
+        target = min(max(min(state.asked + min(max(pull, -down), up), highest), LOWEST), HIGHEST)
         return state._replace(ceiling=target, log_factor=max(state.log_factor, target), prior=prior)
 
     def _prior(self, state: State, evidence: Evidence) -> float:
@@ -450,7 +462,7 @@ class Rule:
     def _with_reach(self, state: State, evidence: Evidence) -> State:
         """The state with the length of a step, as long as the path is short: later, steps go to and fro."""
         measured = evidence.measured
-        is_short = measured.stretch <= self.constants.min_steps
+        is_short = measured.stretch <= self.constants.min_steps and math.isfinite(state.pace)
         if not (is_short and measured.rates > 0 and 0 < measured.distance < math.inf):
             return state
         return state._replace(reach=math.log(measured.distance / measured.rates) + evidence.log_guess)
