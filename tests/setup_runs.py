@@ -19,6 +19,8 @@ from tests.problems import batch_of, final_loss, loss_of, network, train
 
 __all__ = ["FACES", "fixed_loss", "plain_loss", "searching", "trained"]
 
+HELD = 0.3
+"""The least part of its highest value that a rate has while a schedule is held: the search lowers it by 3 at most."""
 FACES = ("OneCycleLR", "auto", "schedule")
 """What users build such a run with; "schedule": :func:`hdet.auto` on a schedule of their own."""
 Make = Callable[..., Optimizer]

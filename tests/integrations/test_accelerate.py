@@ -22,6 +22,7 @@ from tests.integrations.fsdp2 import sharding
 from tests.integrations.loops import slices, train
 from tests.problems import batch_of, final_loss, loss_of, network, quiet
 from tests.processes import run_ranks
+from tests.setup_runs import HELD
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -196,7 +197,7 @@ def test_a_run_without_an_end_is_finished(size: int) -> None:
     found = run_ranks(_finished, size, size) if size > 1 else [_finished(0, 1)]
     for loss, rates, total in found:
         assert total == 100
-        assert rates[79] > 0.95 * max(rates)
+        assert rates[79] > HELD * max(rates)
         assert rates[-1] < 1e-3 * max(rates)
         assert loss < 2 * in_a_plain_loop(size)
     assert len({tuple(rates) for _, rates, _ in found}) == 1
@@ -228,7 +229,8 @@ def test_a_saved_state_holds_the_search(size: int, how: str, tmp_path: Path) -> 
     for steps, saved, loaded, loss in rows:
         assert repr(saved) == repr(loaded)  # NaN is not equal to itself
         assert steps == [24 * (size if how == "theirs" else 1)] * 2
-        assert loss / in_a_plain_loop(size, again_from=24) == pytest.approx(1, abs=0.1)
+        near = 0.25 if how == "theirs" else 0.1  # theirs keeps no path: a new one begins
+        assert loss / in_a_plain_loop(size, again_from=24) == pytest.approx(1, abs=near)
 
 
 def _resumed(rank: int, size: int, how: str, folder: Path) -> tuple[list[int], Any, Any, float]:

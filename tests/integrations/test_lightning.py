@@ -20,6 +20,7 @@ from hdet.ranks.shards import local
 from tests.integrations.loops import auto_on, loss_of_plain_loop, train
 from tests.problems import Records, batch_of, final_loss, loss_of, network
 from tests.processes import error_of, run_ranks
+from tests.setup_runs import HELD
 
 pytest.importorskip("lightning")
 
@@ -159,7 +160,8 @@ def test_what_is_said_of_several_groups_is_true_for_each(tmp_path: Path) -> None
     trainer.fit(module, loader_of(0, 50))
     found = auto.scheduler.found
     words = f"[{', '.join(f'{rate:.2g}' for rate in found.rates)}]"
-    assert auto.summary == f"found {words}, {found.status}, never rolled back; the guess was [0, 1e-05]"
+    assert auto.summary.startswith(f"found {words} within a factor {found.within:.2g}, {found.status}")
+    assert auto.summary.endswith("never rolled back; the guess was [0, 1e-05]")
     assert found.rates[0] == 0 < found.rates[1]
     assert 0 < trainer.logged_metrics["hdet/lr"] < found.rate
 
@@ -719,7 +721,7 @@ def test_the_rate_falls_before_a_stop(who: str, length: dict[str, Any]) -> None:
     trainer.fit(module, loader_of(0, 50))
     assert len(module.rates) == trainer.global_step == 200
     assert module.rates[-1] < 1e-3 * module.rates[129]
-    assert module.rates[129] == max(module.rates)
+    assert module.rates[129] > HELD * max(module.rates)
     assert trainer.fit_loop.min_steps is None
     assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
 
@@ -728,13 +730,13 @@ def test_a_trainer_without_an_end_holds_the_rate_until_it_is_finished() -> None:
     module, auto = Module(), AutoLR()
     trainer_of(auto, Stops(130), max_epochs=-1).fit(module, loader_of(0, 50))
     assert len(module.rates) == 130
-    assert module.rates[-1] == max(module.rates)
+    assert module.rates[-1] > HELD * max(module.rates)
     assert isinstance(auto.scheduler, hdet.OneCycleLR)
     assert auto.scheduler.total_steps == float("inf")
     module = Module()
     trainer_of(AutoLR(), Finishes(130, 70), max_epochs=-1).fit(module, loader_of(0, 50))
     assert len(module.rates) == 200
-    assert module.rates[129] == max(module.rates)
+    assert module.rates[129] > HELD * max(module.rates)
     assert module.rates[-1] < 1e-3 * module.rates[129]
 
 
@@ -755,7 +757,7 @@ def test_the_rate_falls_before_the_trainers_own_end() -> None:
     module = Module()
     trainer_of(AutoLR(finish=60), max_epochs=4).fit(module, loader_of(0, 50))
     assert len(module.rates) == 200
-    assert module.rates[139] == max(module.rates) > module.rates[141]
+    assert module.rates[139] > max(module.rates[141], HELD * max(module.rates))
     assert module.rates[-1] < 1e-3 * max(module.rates)
     assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)
 
