@@ -205,7 +205,8 @@ def after_round(apart: Apart, state: State, evidence: Evidence, cases: Cases, is
     found = Decision(state, zero, zero, zero, jnp.zeros((), bool), zero)
     found = when(cases.is_first, lambda _: _after_first_step(state, evidence), found)
     is_fresh = ~is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
-    steered = apart(lambda: _steered(_restored(state, cases), evidence, is_fresh))
+    restored = apart(lambda: _restored(state, cases))
+    steered = apart(lambda: _steered(restored, evidence, is_fresh))
     found = when(cases.is_judged, lambda _: _judged(state, evidence, cases, is_fresh, steered), found)
     return apart(lambda: choose(cases.stops, _stopped(evidence, cases.lags), _kept(found, evidence.end)))
 
