@@ -102,7 +102,7 @@ def content(*losses: tuple[str, float, float | None]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("auto", "words"), [(2.05, "PASS"), (2.07, "MISS"), (None, "MISS"), (math.nan, "MISS")], ids=str
+    ("auto", "words"), [(2.015, "PASS"), (2.03, "MISS"), (None, "MISS"), (math.nan, "MISS")], ids=str
 )
 def test_scores_are_over_the_best_fixed_rate(auto: float | None, words: str) -> None:
     found = scored(content(("fixed", 1e-3, 2.0), ("fixed", 1e-2, None), ("fixed", 1e-4, 3.0), ("auto", 1.0, auto)))
