@@ -150,9 +150,8 @@ class Path(NamedTuple):
         known = jnp.stack([self.numerator, self.absolute, self.ahead, self.weight])
         product = dot(g, less(origin, params))
         new = jnp.where(begins, 0.0, known * ratio) + jnp.stack([product, jnp.abs(product), rates, number(1.0)])
-        numerator, absolute, ahead, weight = new
-        more = {"numerator": numerator, "absolute": absolute, "ahead": ahead, "weight": weight}
-        return (origin, total), self._replace(**more, rate=rate)
+        sums = dict(zip(("numerator", "absolute", "ahead", "weight"), new, strict=True))
+        return (origin, total), self._replace(**sums, rate=rate)
 
     def measured(self, distance: Distance, rates: Array, is_first: Array) -> Measured:
         """After steps with this sum of rates.

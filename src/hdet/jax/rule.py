@@ -207,7 +207,8 @@ def after_round(apart: Apart, state: State, evidence: Evidence, cases: Cases, is
     is_fresh = ~is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
     restored = apart(lambda: _restored(state, cases))
     steered = apart(lambda: _steered(restored, evidence, is_fresh))
-    found = when(cases.is_judged, lambda _: _judged(state, evidence, cases, is_fresh, steered), found)
+    rated = choose(evidence.is_falling, restored, steered)
+    found = when(cases.is_judged, lambda _: _judged(state, evidence, cases, is_fresh, rated), found)
     return apart(lambda: choose(cases.stops, _stopped(evidence, cases.lags), _kept(found, evidence.end)))
 
 
@@ -269,13 +270,13 @@ def _restored(state: State, cases: Cases) -> State:
     return choose(cases.is_taken_back, raised._replace(has_diverged=False), state)
 
 
-def _judged(state: State, evidence: Evidence, cases: Cases, is_fresh: Array, steered: State) -> Decision:
+def _judged(state: State, evidence: Evidence, cases: Cases, is_fresh: Array, rated: State) -> Decision:
+    """``rated``: the state with the rate that follows if all is well."""
     is_excused, is_back, is_taken_back = cases.is_excused, cases.is_back, cases.is_taken_back
     has_diverged, falling, has = is_back | cases.is_slowed, evidence.is_falling, state.has_snapshot
     is_well, some, older = ~is_excused & ~has_diverged, evidence.is_told, state.older
-    after = choose(falling, _restored(state, cases), steered)
     slowed = state.at(state.level - math.log(C.backoff))._replace(has_diverged=True)
-    after = choose(is_well, after, choose(has_diverged, slowed, state))._replace(
+    after = choose(is_well, rated, choose(has_diverged, slowed, state))._replace(
         kept=jnp.where(is_back & (jnp.arange(2) != older), -1, state.kept),
         last=jnp.where(is_back, older, state.last),
         slowed_from=jnp.where(is_back, state.level, jnp.where(is_well & some, jnp.nan, state.slowed_from)),
@@ -293,10 +294,10 @@ def _judged(state: State, evidence: Evidence, cases: Cases, is_fresh: Array, ste
 def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     q, most = evidence.length**-C.length_exponent, _largest_raise(evidence, is_fresh)
     straight, before = evidence.straightness >= 1 - q * C.straight_tolerance, state
-    is_first_path = jnp.isfinite(state.pace) & (evidence.stretch <= C.min_steps)
-    state = choose(straight & is_first_path, state.climbing(evidence.end), state)  # noise in the first steps
+    is_beginning = jnp.isfinite(state.pace) & (evidence.stretch <= C.min_steps)  # of the first path
+    state = choose(straight & is_beginning, state.climbing(evidence.end), state)  # noise in the first steps
     has_turned, level = jnp.isfinite(state.ceiling), state.level
-    reach = _reach(state, evidence)
+    reach = _reach(state, evidence, is_beginning)
     prior = math.log(C.prior_distance) + jnp.log(q) - reach
     asked = evidence.estimated_level + jnp.log(q * C.estimate_fraction)
     goes_on = evidence.falls_steadily & ~state.has_diverged
@@ -313,11 +314,10 @@ def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     return choose(evidence.asks & ~is_settled, found._replace(reach=reach), before)
 
 
-def _reach(state: State, evidence: Evidence) -> Array:
-    """log of how far a step leads, as long as the path is short."""
+def _reach(state: State, evidence: Evidence, is_beginning: Array) -> Array:
+    """log of how far a step leads, as the first steps show it."""
     distance, rates = evidence.distance, evidence.rates
-    is_told = jnp.isfinite(state.pace) & (evidence.stretch <= C.min_steps)
-    is_told &= (rates > 0) & (distance > 0) & (distance < jnp.inf)
+    is_told = is_beginning & (rates > 0) & (distance > 0) & (distance < jnp.inf)
     return jnp.where(is_told, jnp.log(distance / rates) + evidence.log_guess, state.reach)
 
 

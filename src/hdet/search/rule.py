@@ -18,9 +18,8 @@ max(1, 15 q), is what the evidence asks for (:attr:`State.asked`). From then on 
 a part of the way to a higher estimate, or lowers it if the balance of the path shows that more gradients have turned
 than at the best rates of other runs, in all by no more than a rollback does (:meth:`Rule._revised`). The target is
 drawn from there to a *prior*: at the best rates of other problems, with any optimizer, a step is about :math:`5\,q`
-long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Where the loss falls steadily,
-without noise, it is raised whatever gradients say, but not far above the prior: on full batches gradients turn long
-before the rate is high enough.
+long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Where the loss falls steadily, without noise, it is raised whatever
+gradients say, but not far above the prior: on full batches gradients turn long before the rate is high enough.
 
 While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule
 falls, the target stays.
@@ -402,8 +401,7 @@ class Rule:
         # Losses that fall steadily do so at rates that are too high, too, if there is no noise.
         steady = evidence.falls_steadily and not state.has_diverged
         straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
-        is_first_path = math.isfinite(state.pace) and evidence.measured.stretch <= c.min_steps
-        if straight and is_first_path:  # noise in the first steps was no turn
+        if straight and self._is_beginning(state, evidence):  # noise in the first steps was no turn
             state = state.climbing(evidence.span[1], c)
         if math.isfinite(state.ceiling):
             goes_on = steady and state.asked < prior + math.log(c.backoff)
@@ -460,10 +458,10 @@ class Rule:
         return math.log(c.prior_distance) - c.length_exponent * math.log(self._length(evidence)) - state.reach
 
     def _with_reach(self, state: State, evidence: Evidence) -> State:
-        """The state with the length of a step, as long as the path is short: later, steps go to and fro."""
+        """The state with the length of a step, as the first steps show it: later, they go to and fro."""
         measured = evidence.measured
-        is_short = measured.stretch <= self.constants.min_steps and math.isfinite(state.pace)
-        if not (is_short and measured.rates > 0 and 0 < measured.distance < math.inf):
+        is_told = measured.rates > 0 and 0 < measured.distance < math.inf
+        if not (is_told and self._is_beginning(state, evidence)):
             return state
         return state._replace(reach=math.log(measured.distance / measured.rates) + evidence.log_guess)
 
@@ -478,6 +476,10 @@ class Rule:
             return min(math.log(c.max_growth) * evidence.steps / c.min_round, math.log(c.backoff))
         rise = (evidence.peak + 1) * evidence.steps_per_call
         return min(c.max_climb * evidence.steps / max(rise, 1.0), math.log(c.max_growth))
+
+    def _is_beginning(self, state: State, evidence: Evidence) -> bool:
+        """Whether the path is the run's first one, and still short."""
+        return math.isfinite(state.pace) and evidence.measured.stretch <= self.constants.min_steps
 
     @staticmethod
     def _is_fresh(state: State, evidence: Evidence) -> bool:
