@@ -465,9 +465,9 @@ class Run:
             self.A = self.A_max = min(self.m, self.factor(t) * max(c.ceiling * q, 1.0))
         elif on:
             self.A *= most
-        elif (lacking := c.balance - t / s.S - seen.beta) > 0:
+        elif (lacking := c.balance - t / s.S - seen.beta) > 0 and len(seen.eta) > c.max_samples:
             self.A = max(self.A / min(c.max_growth**lacking, most), min(self.A, self.A_max / c.backoff))
-        elif a > self.A:
+        elif (a := max(a, 0.0 if fallen or math.isnan(P + self.pace) else P)) > self.A:
             self.A *= min((a / self.A) ** c.estimate_weight, most)
         self.A_max = max(self.A_max, self.A)
         most_up = c.backoff

@@ -306,7 +306,9 @@ def _steered(state: State, evidence: Evidence, is_fresh: Array) -> State:
     used = jnp.log(state.factor(evidence.end) * jnp.maximum(q * C.ceiling, 1.0))
     turned = jnp.minimum(level, used)
     lacking = C.balance - evidence.end / evidence.length - evidence.balance
-    revised = _revised(state, asked, lacking, most, goes_on)
+    lacking = jnp.where(evidence.stretch > C.max_samples, lacking, 0.0)
+    estimated = jnp.where(is_fresh & (prior > asked), prior, asked)
+    revised = _revised(state, estimated, lacking, most, goes_on)
     found = choose(has_turned, revised, state._replace(asked=turned, most_asked=turned))
     found = _drawn(found, prior, state.ceiling + most)
     found = choose(has_turned | ~(wanted > 0), found, state.at(level + jnp.minimum(wanted, most)))

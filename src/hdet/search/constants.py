@@ -2,13 +2,12 @@
 
 The rule is the one behind :func:`hdet.auto` (:mod:`hdet.search.rule`).
 
-LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *the balance of the path*, *an estimate* and
-*nothing to hand over*, whose tables say what the rule loses with each number changed, and *no gain*, *reach*, *lengths*
-of earlier rules. The
-numbers of three judges are elsewhere: has training diverged? :mod:`hdet.rollback.judge`; has the loss fallen at all?
-:mod:`hdet.search.progress`; do steps follow the rate? :mod:`hdet.search.lag`. The *target* is the factor m times the
-schedule, S the number of steps of the run, and "the loss has fallen" means :attr:`Progress.is_below
-<hdet.search.progress.Progress.is_below>`.
+LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *nothing gained yet*, *the balance of the
+path*, *an estimate* and *nothing to hand over*, whose tables say what the rule loses with each number changed, and *no
+gain*, *reach*, *lengths* of earlier rules. The numbers of three judges are elsewhere: has training diverged?
+:mod:`hdet.rollback.judge`; has the loss fallen at all? :mod:`hdet.search.progress`; do steps follow the rate?
+:mod:`hdet.search.lag`. The *target* is the factor m times the schedule, S the number of steps of the run, and "the loss
+has fallen" means :attr:`Progress.is_below <hdet.search.progress.Progress.is_below>`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Constants(NamedTuple):
     """A round has this part of the steps made so far (LOG, nothing to hand over)."""
     max_samples: int = 8
     """Steps of a round whose gradients are sampled, at most, evenly spread: each costs a few percent of a step (LOG, no
-    gain)."""
+    gain). A path of no more steps says nothing by its balance (LOG, nothing gained yet)."""
 
     # the first step
     min_steps: int = 40

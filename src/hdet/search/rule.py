@@ -18,7 +18,8 @@ max(1, 15 q), is what the evidence asks for (:attr:`State.asked`). From then on 
 a part of the way to a higher estimate, or lowers it if the balance of the path shows that more gradients have turned
 than at the best rates of other runs, in all by no more than a rollback does (:meth:`Rule._revised`). The target is
 drawn from there to a *prior*: at the best rates of other problems, with any optimizer, a step is about :math:`5\,q`
-long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Where the loss falls steadily, without noise, it is raised whatever
+long (:meth:`Rule._prior`, :meth:`Rule._drawn`). Until the loss has fallen, the prior counts as an estimate, too, since
+noise alone may have turned gradients. Where the loss falls steadily, without noise, the target is raised whatever
 gradients say, but not far above the prior: on full batches gradients turn long before the rate is high enough.
 
 While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule
@@ -405,6 +406,8 @@ class Rule:
             state = state.climbing(evidence.span[1], c)
         if math.isfinite(state.ceiling):
             goes_on = steady and state.asked < prior + math.log(c.backoff)
+            if self._is_fresh(state, evidence) and prior > asked:  # without a gain the prior is the better estimate
+                asked = prior
             revised = self._revised(state, evidence, asked, most, goes_on=goes_on)
             return self._drawn(revised, prior, state.ceiling + most)
         goes_on = steady and state.log_factor < prior + math.log(c.backoff)
@@ -423,7 +426,7 @@ class Rule:
         a path lowers no further than a rollback does.
         """
         c, now = self.constants, state.asked
-        lacking = self._usual_balance(evidence) - evidence.measured.balance
+        lacking = self._lacking_balance(evidence)
         if goes_on:
             now += most
         elif lacking > 0:
@@ -433,10 +436,13 @@ class Rule:
             now += min(c.estimate_weight * max(asked - now, 0.0), most)
         return state._replace(asked=now, most_asked=max(state.most_asked, now))
 
-    def _usual_balance(self, evidence: Evidence) -> float:
-        """The balance of the path at the best rates of other runs, of which as large a part is done."""
-        end = evidence.span[1]
-        return self.constants.balance - end / (self.total_steps or self.constants.assumed_length * end)
+    def _lacking_balance(self, evidence: Evidence) -> float:
+        """By how much the balance of the path is below that at the best rates of other runs, of which as large a part is
+        done; 0 for a path of too few steps to tell."""
+        c, end = self.constants, evidence.span[1]
+        if evidence.measured.stretch <= c.max_samples:
+            return 0.0
+        return c.balance - end / (self.total_steps or c.assumed_length * end) - evidence.measured.balance
 
     def _drawn(self, state: State, prior: float, highest: float) -> State:
         """The state whose ceiling is what the evidence asks for, drawn to the prior, and not above ``highest``."""
