@@ -31,7 +31,7 @@ def test_a_fit_does_not_see_the_problem_that_it_is_tried_on() -> None:
 def test_the_table_has_a_line_for_each_time() -> None:
     jobs = [Job(name, seed, factor) for name in ("a", "b", "c") for seed in SEEDS for factor in FACTORS]
     seen = {job: -0.3 * math.log(job.rate) for job in jobs}
-    outcomes = [Outcome(math.exp(math.log(job.rate) ** 2), {k: (seen[job], 0.0) for k in range(4)}) for job in jobs]
+    outcomes = [Outcome(math.exp(math.log(job.rate) ** 2), dict.fromkeys(range(4), (seen[job], 0.0))) for job in jobs]
     _, *lines = table(jobs, outcomes)
     assert [float(line.split()[0]) for line in lines] == list(TIMES)
     assert {line.split()[5] for line in lines} == {"0.00"}  # the balance alone tells everything here

@@ -437,8 +437,10 @@ class Rule:
         return state._replace(asked=now, most_asked=max(state.most_asked, now))
 
     def _lacking_balance(self, evidence: Evidence) -> float:
-        """By how much the balance of the path is below that at the best rates of other runs, of which as large a part is
-        done; 0 for a path of too few steps to tell."""
+        """By how much the balance of the path is below that at the best rates of other runs, at the same part of the run.
+
+        0 for a path of too few steps to tell.
+        """
         c, end = self.constants, evidence.span[1]
         if evidence.measured.stretch <= c.max_samples:
             return 0.0
