@@ -437,7 +437,7 @@ class Rule:
         return state._replace(asked=now, most_asked=max(state.most_asked, now))
 
     def _lacking_balance(self, evidence: Evidence) -> float:
-        """By how much the balance of the path is below that at the best rates of other runs, at the same part of the run.
+        """By how much the balance of the path is below the usual one at the best rates of other runs, at this time.
 
         0 for a path of too few steps to tell.
         """
