@@ -169,6 +169,7 @@ class Run:
             estimated_log_factor=estimated_log_factor,
             has_losses=self.losses,
             has_fallen=progress.is_below,
+            has_gained=progress.has_gained,
             undone=progress.undone,
         )
         decision = self.rule.after_round(self.state, evidence)

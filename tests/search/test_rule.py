@@ -264,20 +264,52 @@ def test_fewer_gradients_that_point_on_lower_what_is_asked_for(
     """0.5 less the part of the run that is done is usual; one that is lower by 1 halves, but no more than a round may
     raise."""
     known: dict[str, Any] = {"balance": balance, "span": (end - 1, end), "peak": 700.0 if end == 500 else PEAK}
+    known["stretch"] = 9
     state = after(FOUND, rule=Rule(total), estimated_log_factor=20.0 if asked else -math.inf, **known).state
     assert state.asked == state.ceiling == pytest.approx(max(asked, -math.log(CLIMB)))
     assert state.most_asked == 0.0
 
 
+@pytest.mark.parametrize("balance", [0.3, -1.0])
+def test_a_path_of_few_steps_says_nothing_by_its_balance(balance: float) -> None:
+    assert after(FOUND, balance=balance, stretch=8).state.asked == 0.0
+    assert after(FOUND, balance=balance, stretch=9).state.asked < 0.0
+
+
+def test_until_the_loss_has_fallen_the_prior_counts_as_an_estimate() -> None:
+    """A step at m = 1 is 0.05 long, and 0.5 is usual: the prior is 10. A round moves by 0.15 of the way there."""
+    found, known = FOUND._replace(pace=1.0, rate=1.0), {"balance": 0.4, "rates": 1.0, "stretch": 20, "distance": 0.05}
+    step = 0.15 * math.log(10)
+    assert after(found, has_fallen=False, **known).state.asked == pytest.approx(step)
+    assert after(found, **known).state.asked == 0.0
+    higher = after(found, has_fallen=False, estimated_log_factor=math.log(20 / 0.2), **known).state.asked
+    assert higher == pytest.approx(0.15 * math.log(20))
+    assert after(FOUND, has_fallen=False, **known).state.asked == 0.0  # not the first path
+
+
+def test_a_path_against_gradients_that_has_gained_nothing_is_rolled_back() -> None:
+    kept = FOUND._replace(snapshots=(Snapshot(100, 0),))
+    nowhere: dict[str, Any] = {"has_gained": False, "balance": -0.81, "stretch": 20, "blocks": (Block(1.0, 1),) * 8}
+    back = after(kept, **nowhere)
+    assert (back.event, back.rolled_back_to) == (Event.ROLLED_BACK, 100)
+    assert math.exp(back.state.log_factor) == pytest.approx(1 / 3)
+    later = after(back.state, blocks=(Block(1.0, 1),) * 8)
+    assert later.event is None  # losses as high as before do not undo it
+    fine: list[dict[str, Any]] = [{"has_gained": True}, {"balance": -0.79}, {"stretch": 19}, {"shape": 0.5}]
+    for change in fine:
+        assert after(kept, **{**nowhere, **change}).event is None
+    assert after(FOUND._replace(snapshots=()), **nowhere).event is None  # nothing to go back to
+
+
 def test_a_path_lowers_no_further_than_a_rollback_and_not_after_one() -> None:
     down = FOUND
     for _ in range(20):
-        down = after(down, balance=-1.0).state
+        down = after(down, balance=-1.0, stretch=9).state
     assert math.exp(down.asked) == pytest.approx(1 / c.backoff)
     assert after(down, balance=1.0, estimated_log_factor=2.0).state.asked > down.asked
     back = after(FOUND, moved=math.inf, has_losses=False).state
     assert math.exp(back.asked) == pytest.approx(1 / c.backoff)
-    assert after(back, balance=-1.0).state.asked == back.asked
+    assert after(back, balance=-1.0, stretch=9).state.asked == back.asked
 
 
 @pytest.mark.parametrize("drawn", [0.5, 0.0, -0.5])
@@ -312,7 +344,7 @@ def test_losses_without_noise_raise_what_gradients_would_not() -> None:
     assert math.exp(after(found, blocks=steady, **near).state.asked) == pytest.approx(CLIMB)
     climbs = SEARCHING._replace(log_factor=-0.5, pace=1.0, rate=1.0)
     assert after(climbs, blocks=steady, **near).state.log_factor == pytest.approx(-0.5 + math.log(CLIMB))
-    for known in (near | short, near | {"distance": 3.0}, near | {"has_losses": False}, {}):
+    for known in (near | short, near | {"distance": 3.0}, near | {"has_losses": False}, {"stretch": 9}):
         lower = after(found, balance=0.28, **{"blocks": steady, **known}).state.asked
         assert lower == pytest.approx(-0.1 * math.log(2))
 

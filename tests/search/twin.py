@@ -361,6 +361,12 @@ class Run:
                 recent=(), latest=(), nonfinite_streak=0, suspect_level=level, before=before
             )
             verdict = Verdict.DIVERGED
+        nowhere = has_estimate and len(seen.eta) >= c.min_steps / 2 and seen.beta < -0.8
+        if verdict is Verdict.FINE and nowhere and not progress.has_gained and not self.falling and self.kept:
+            self.history = self.history._replace(
+                recent=(), latest=(), nonfinite_streak=0, suspect_level=math.nan, before=()
+            )
+            verdict = Verdict.DIVERGED
         if verdict is Verdict.DIVERGED or not math.isfinite(q):
             return self.diverged(progress)
         self.progress, event = progress, None

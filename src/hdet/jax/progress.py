@@ -40,13 +40,16 @@ class Outlook(NamedTuple):
     latest: Array
     is_below: Array
     """Whether the loss is clearly lower than it was, by however little; also if nothing is known of that."""
+    has_gained: Array
+    """Whether it is lower, if only by a deviation; also if nothing is known of that."""
     is_lost: Array
     """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
 
     @classmethod
     def unknown(cls) -> Outlook:
         """Without losses."""
-        return cls(number(jnp.nan), number(jnp.nan), jnp.ones((), bool), jnp.zeros((), bool))
+        yes = jnp.ones((), bool)
+        return cls(number(jnp.nan), number(jnp.nan), is_below=yes, has_gained=yes, is_lost=~yes)
 
 
 class Scale(NamedTuple):
@@ -204,18 +207,20 @@ class Progress(NamedTuple):
     def _outlook(self, scale: Scale) -> tuple[Array, Outlook]:
         """Whether the loss had clearly fallen at the end of any round, and what follows."""
         first, rounded, doubt = scale.first, ROUNDED * jnp.abs(scale.first), scale.doubt
-        fell, is_below, has_not_risen, is_above = self._any_fall(
+        fell, is_below, gained, has_not_risen, is_above = self._any_fall(
             scale,
             lambda one: [
                 one.is_beyond(CLEAR * doubt, rounded),
                 one.is_beyond(CLEAR, rounded),
+                one.fall > one.noise,
                 ~(-one.fall > RISEN * doubt * one.noise),
                 ~(one.fall <= 0),
             ],
         )
         fell = self.fell | fell
         is_lost = scale.is_known & (~has_not_risen | (fell & ~is_above))
-        return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, is_lost)
+        has_gained = ~scale.is_known | gained
+        return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_lost)
 
     def _any_fall(self, scale: Scale, ask: Callable[[Fall], list[Array]]) -> Array:
         """Which of the answers are true of any fall."""

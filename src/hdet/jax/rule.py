@@ -16,7 +16,7 @@ from hdet.rollback.policy import Action
 from hdet.search import lag
 from hdet.search.constants import DEFAULT as C
 from hdet.search.estimate import FP32_ROUNDING
-from hdet.search.rule import HIGHEST, LOWEST, Phase
+from hdet.search.rule import AGAINST, HIGHEST, LOWEST, Phase
 
 
 def code_of(member: Event | Reason) -> int:
@@ -168,7 +168,9 @@ class Cases(NamedTuple):
     """The search stops because the steps do not follow the rate."""
     is_excused: Array
     is_dead: Array
-    """The judge has seen nothing, but what was learned is lost."""
+    """The judge has seen nothing, but what was learned is lost ..."""
+    is_astray: Array
+    """... or nothing was learned, and gradients have turned against the path."""
     is_back: Array
     """Training has diverged, and there is a snapshot ..."""
     is_slowed: Array
@@ -184,7 +186,9 @@ class Cases(NamedTuple):
         can = has & jnp.isnan(state.slowed_from) & ~state.excused & evidence.has_losses
         is_excused = is_judged & ~is_sound & can & (judged.on_finite == Verdict.FINE) & ~outlook.is_lost
         is_dead = is_judged & (verdict == Verdict.FINE) & outlook.is_lost & ~evidence.is_falling & has
-        has_diverged = is_judged & ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | ~is_sound)
+        is_astray = is_judged & (verdict == Verdict.FINE) & ~is_dead & ~evidence.is_falling & has & ~outlook.has_gained
+        is_astray &= evidence.asks & (evidence.stretch >= C.min_steps / 2) & (evidence.balance < AGAINST)
+        has_diverged = is_judged & ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | is_astray | ~is_sound)
         is_well = is_judged & ~is_excused & ~has_diverged
         return cls(
             is_first=is_first,
@@ -193,6 +197,7 @@ class Cases(NamedTuple):
             lags=lags,
             is_excused=is_excused,
             is_dead=is_dead,
+            is_astray=is_astray,
             is_back=has_diverged & has,
             is_slowed=has_diverged & ~has,
             is_taken_back=is_well & (verdict == Verdict.FALSE_ALARM) & jnp.isfinite(state.slowed_from),

@@ -326,6 +326,7 @@ def _decided(
     progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), found.kept[decision.slot]), progress)
     after = when(cases.is_judged, lambda one: choose(cases.is_excused, one, one.after(judged, blocks)), history)
     after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest).expecting(outlook.first), after)
+    after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan).cleared(), after)
     after = when(cases.is_slowed, lambda one: one.cleared(), after)
     return decision, after._replace(second_differences=history.longer(added)), progress
 

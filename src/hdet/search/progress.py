@@ -146,6 +146,11 @@ class Progress(NamedTuple):
         return 1 + 5 / math.sqrt(max(len(_noises(self.stretches)), 1))
 
     @property
+    def has_gained(self) -> bool:
+        """Whether the loss is lower than it was, if only by a deviation. Also true if it is not known how it was."""
+        return not self.is_known or any(one.fall > one.noise for one in self._falls)
+
+    @property
     def is_flat(self) -> bool:
         """Whether the loss has certainly not fallen. Between the two, more steps will tell."""
         return self.is_known and all(one.fall + FLAT * one.noise <= one.least for one in self._falls)
@@ -170,7 +175,7 @@ class _Fall(NamedTuple):
     """The least that counts."""
 
 
-@lru_cache(maxsize=1)  # the end of a round asks three times
+@lru_cache(maxsize=1)  # the end of a round asks four times
 def _falls(start: tuple[Block, ...], stretches: tuple[Stretch, ...]) -> tuple[_Fall, ...]:
     """A comparison for each beginning; none if there are too few losses."""
     latest = _latest(stretches)

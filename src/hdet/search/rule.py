@@ -25,20 +25,21 @@ gradients say, but not far above the prior: on full batches gradients turn long 
 While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule
 falls, the target stays.
 
-**When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
-is back where it began (``Evidence.undone``), or if weights are NaN or infinite, training has diverged. It is rolled
-back to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). If weights become NaN or
-infinite after losses that were fine, a batch is at fault: training is rolled back to the last snapshot, at the same
-rate. The next time the rate is lowered, and then a batch is excused again (:attr:`State.excused`). If the losses after
-a rollback are as high as before it, the data have become harder, and the rate is raised back. Once the search has
-stopped (:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept and restored is decided in
+**When training is rolled back.** Training has diverged if the train loss has risen far beyond its noise
+(:mod:`hdet.rollback.judge`), if it is back where it began (``Evidence.undone``), if a path has gained nothing and
+gradients have turned against it (:meth:`Rule._leads_nowhere`), or if weights are NaN or infinite. It is rolled back to
+the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). If weights become NaN or infinite after
+losses that were fine, a batch is at fault: training is rolled back to the last snapshot, at the same rate. The next
+time the rate is lowered, and then a batch is excused again (:attr:`State.excused`). If the losses after a rollback are
+as high as before it, the data have become harder, and the rate is raised back. Once the search has stopped
+(:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept and restored is decided in
 :mod:`hdet.rollback.policy`, which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
 
 The numbers are in :mod:`hdet.search.constants`, except those of three judges: :mod:`hdet.rollback.judge` (has training
 diverged?), whose ``FEWEST`` also says how many steps snapshots are apart, :mod:`hdet.search.progress` (has the loss
-fallen at all?) and :mod:`hdet.search.lag` (do steps follow the rate?). The bounds of log m are below; ``_QUIET`` in
-:mod:`hdet.search.search` says when a run of unknown length has settled. :class:`hdet.search.search.Search` carries the
-decisions out.
+fallen at all?) and :mod:`hdet.search.lag` (do steps follow the rate?). ``AGAINST`` and the bounds of log m are below;
+``_QUIET`` in :mod:`hdet.search.search` says when a run of unknown length has settled.
+:class:`hdet.search.search.Search` carries the decisions out.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ from hdet.search.progress import Progress
 
 LOWEST, HIGHEST = math.log(1e-15), math.log(1e15)
 """Bounds of log m."""
+AGAINST = -0.8
+"""A balance of the path below which nearly all gradients have turned against it: nine tenths of all products are (LOG,
+nothing gained yet)."""
 
 
 class Phase(IntEnum):
@@ -184,6 +188,8 @@ class Evidence(NamedTuple):
     has_fallen: bool = True
     """:attr:`Progress.is_below`: whether the loss is clearly below where it began, by however little; also true if
     nothing is known of it. "Until the loss has fallen" means this in the rule and its constants."""
+    has_gained: bool = True
+    """:attr:`Progress.has_gained`: whether the loss is below where it began, if only by a deviation."""
     undone: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     is_finite: bool = True
@@ -335,6 +341,7 @@ class Rule:
     def _judged(self, state: State, evidence: Evidence, falling: bool) -> tuple[State, Verdict]:
         """The judge's verdict on the round. If the loss is back where it began, training has diverged too.
 
+        Also if the path leads nowhere: then none of its losses is a measure of those to come.
         Limits with an infinite noise switch both off, in experiments.
         """
         # doubted: gradients were sampled, and the estimated rate is 0, because they have turned against the path
@@ -343,7 +350,18 @@ class Rule:
         undone = evidence.undone if self.limits.noise < math.inf and not falling else None
         if verdict is Verdict.FINE and undone is not None and state.snapshots:
             history, verdict = history.suspecting(undone[1], good=undone[0]), Verdict.DIVERGED
+        if verdict is Verdict.FINE and not falling and state.snapshots and self._leads_nowhere(evidence):
+            history, verdict = history.tolerating(0.0), Verdict.DIVERGED
         return state._replace(history=history), verdict
+
+    def _leads_nowhere(self, evidence: Evidence) -> bool:
+        """Whether a path has gained nothing, and nearly all gradients have turned against it.
+
+        Then steps are far too long, or have killed the network.
+        """
+        c, measured = self.constants, evidence.measured
+        is_told = measured.has_estimate and measured.stretch >= c.min_steps / 2
+        return is_told and not evidence.has_gained and measured.balance < AGAINST
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
         """Whether NaN or infinite weights are a batch's fault: they follow losses that were fine, and no batch has been

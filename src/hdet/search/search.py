@@ -437,6 +437,7 @@ class Search(EqualByState):
             made=self._sampler.made,
             has_losses=memory.has_losses,
             has_fallen=progress.is_below,
+            has_gained=progress.has_gained,
             undone=progress.undone,
         )
         return evidence, progress
