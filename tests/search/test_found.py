@@ -166,7 +166,7 @@ def test_every_group_has_its_rate(
     assert found.rate == found.rates[lead]
     words = f"[{', '.join(f'{rate:.2g}' for rate in found.rates)}]"
     assert str(found).startswith(f"found {words}")
-    assert str(found).endswith("never rolled back")
+    assert str(found).endswith("rolled back once" if found.rolled_back else "never rolled back")
     assert caplog.records[-1].message.startswith(str(found))
     assert (f"max_lr={words}" in caplog.records[-1].message) == (face == "OneCycleLR")
     now = f"[{', '.join(f'{rate:.2g}' for rate in scheduler.get_last_lr())}]"

@@ -53,7 +53,7 @@ def test_what_falls_has_fallen(history: Callable[[float], float], steps: int) ->
 
 
 @pytest.mark.parametrize(("slope", "gained"), [(1.0, True), (0.01, True), (-0.05, False), (-1.0, False)])
-def test_a_fall_of_a_deviation_is_a_gain(slope: float, gained: bool) -> None:
+def test_any_fall_is_a_gain(slope: float, gained: bool) -> None:
     progress = after([2.0 - slope * t / 100 + 0.01 * math.sin(9.0 * t) for t in range(100)])
     assert progress.has_gained is gained
     assert Progress().has_gained  # nothing is known

@@ -41,7 +41,7 @@ class Outlook(NamedTuple):
     is_below: Array
     """Whether the loss is clearly lower than it was, by however little; also if nothing is known of that."""
     has_gained: Array
-    """Whether it is lower, if only by a deviation; also if nothing is known of that."""
+    """Whether it is lower, if only by chance; also if nothing is known of that."""
     is_lost: Array
     """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
 
@@ -207,19 +207,17 @@ class Progress(NamedTuple):
     def _outlook(self, scale: Scale) -> tuple[Array, Outlook]:
         """Whether the loss had clearly fallen at the end of any round, and what follows."""
         first, rounded, doubt = scale.first, ROUNDED * jnp.abs(scale.first), scale.doubt
-        fell, is_below, gained, has_not_risen, is_above = self._any_fall(
+        fell, is_below, has_not_risen, gained = self._any_fall(
             scale,
             lambda one: [
                 one.is_beyond(CLEAR * doubt, rounded),
                 one.is_beyond(CLEAR, rounded),
-                one.fall > one.noise,
                 ~(-one.fall > RISEN * doubt * one.noise),
                 ~(one.fall <= 0),
             ],
         )
         fell = self.fell | fell
-        is_lost = scale.is_known & (~has_not_risen | (fell & ~is_above))
-        has_gained = ~scale.is_known | gained
+        is_lost, has_gained = scale.is_known & (~has_not_risen | (fell & ~gained)), ~scale.is_known | gained
         return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_lost)
 
     def _any_fall(self, scale: Scale, ask: Callable[[Fall], list[Array]]) -> Array:

@@ -147,8 +147,8 @@ class Progress(NamedTuple):
 
     @property
     def has_gained(self) -> bool:
-        """Whether the loss is lower than it was, if only by a deviation. Also true if it is not known how it was."""
-        return not self.is_known or any(one.fall > one.noise for one in self._falls)
+        """Whether the loss is lower than it was, if only by chance. Also true if it is not known how it was."""
+        return not (self.is_known and all(one.fall <= 0 for one in self._falls))
 
     @property
     def is_flat(self) -> bool:
@@ -160,7 +160,7 @@ class Progress(NamedTuple):
         """Where the loss began and where it is, if it is above that beyond its noise, or back there after a fall."""
         falls, doubt = self._falls, RISEN * self._doubt
         has_risen = all(-one.fall > doubt * one.noise for one in falls)
-        is_undone = falls and (has_risen or (self.fell and all(one.fall <= 0 for one in falls)))
+        is_undone = falls and (has_risen or (self.fell and not self.has_gained))
         return (self.first, self.latest) if is_undone else None
 
 

@@ -189,7 +189,7 @@ class Evidence(NamedTuple):
     """:attr:`Progress.is_below`: whether the loss is clearly below where it began, by however little; also true if
     nothing is known of it. "Until the loss has fallen" means this in the rule and its constants."""
     has_gained: bool = True
-    """:attr:`Progress.has_gained`: whether the loss is below where it began, if only by a deviation."""
+    """:attr:`Progress.has_gained`: whether the loss is below where it began, if only by chance."""
     undone: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     is_finite: bool = True
