@@ -67,6 +67,13 @@ def test_a_plateau(kind: str) -> None:
     both(kind, SENSIBLE[kind], added=lambda t: 50.0 * ((t * 7919) % 13 - 6), unit=lambda t: 1e-3)
 
 
+@pytest.mark.parametrize(("kind", "slope"), [("adam", 0.02), ("lion", 0.1), ("sgd", 0.1)])
+def test_a_path_that_gains_nothing(kind: str, slope: float) -> None:
+    """What is told of the loss rises as fast as the loss falls."""
+    happened = both(kind, SENSIBLE[kind], added=lambda t: 0.3 * ((t * 7919) % 13 - 6) + slope * t)
+    assert Event.ROLLED_BACK in happened
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_harder_data(kind: str) -> None:
     assert Event.FALSE_ALARM in both(kind, SENSIBLE[kind] / 10, added=lambda t: 1000.0 * (t >= 60))

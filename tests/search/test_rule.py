@@ -288,7 +288,7 @@ def test_until_the_loss_has_fallen_the_prior_counts_as_an_estimate() -> None:
 
 
 def test_a_path_against_gradients_that_has_gained_nothing_is_rolled_back() -> None:
-    kept = FOUND._replace(snapshots=(Snapshot(100, 0),))
+    kept = FOUND._replace(snapshots=(Snapshot(100, 0),), prior=1.0)
     nowhere: dict[str, Any] = {"has_gained": False, "balance": -0.81, "stretch": 20, "blocks": (Block(1.0, 1),) * 8}
     back = after(kept, **nowhere)
     assert (back.event, back.rolled_back_to) == (Event.ROLLED_BACK, 100)
@@ -298,7 +298,8 @@ def test_a_path_against_gradients_that_has_gained_nothing_is_rolled_back() -> No
     fine: list[dict[str, Any]] = [{"has_gained": True}, {"balance": -0.79}, {"stretch": 19}, {"shape": 0.5}]
     for change in fine:
         assert after(kept, **{**nowhere, **change}).event is None
-    assert after(FOUND._replace(snapshots=()), **nowhere).event is None  # nothing to go back to
+    for other in ({"snapshots": ()}, {"prior": 1.1}, {"prior": math.nan}):  # nothing to go back to; rates are low
+        assert after(kept._replace(**other), **nowhere).event is None
 
 
 def test_a_path_lowers_no_further_than_a_rollback_and_not_after_one() -> None:

@@ -227,6 +227,7 @@ class Run:
     """... at most so far."""
     ruined: bool = False
     """Whether training has diverged: then only estimates raise A, and P does not."""
+    P: float = math.nan
     D1: float = math.nan
     """How far a step leads at m = 1."""
     typical: float = 1.0
@@ -362,6 +363,7 @@ class Run:
             )
             verdict = Verdict.DIVERGED
         nowhere = has_estimate and len(seen.eta) >= c.min_steps / 2 and seen.beta < -0.8
+        nowhere = nowhere and min(self.m, self.C) > self.P / c.backoff
         if verdict is Verdict.FINE and nowhere and not progress.has_gained and not self.falling and self.kept:
             self.history = self.history._replace(
                 recent=(), latest=(), nonfinite_streak=0, suspect_level=math.nan, before=()
@@ -480,7 +482,7 @@ class Run:
         if self.ruined:
             most_up = min(max(self.C / self.A, 1.0), c.backoff) if math.isfinite(self.C) else 1.0
         pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), most_up) if math.isfinite(P) else 1.0
-        self.C = min(max(min(self.A * pull, self.C * most), 1e-15), 1e15)
+        self.C, self.P = min(max(min(self.A * pull, self.C * most), 1e-15), 1e15), P
         self.m = max(self.m, self.C)
 
     def set_m(self, m: float) -> None:

@@ -188,6 +188,7 @@ class Cases(NamedTuple):
         is_dead = is_judged & (verdict == Verdict.FINE) & outlook.is_lost & ~evidence.is_falling & has
         is_astray = is_judged & (verdict == Verdict.FINE) & ~is_dead & ~evidence.is_falling & has & ~outlook.has_gained
         is_astray &= evidence.asks & (evidence.stretch >= C.min_steps / 2) & (evidence.balance < AGAINST)
+        is_astray &= jnp.minimum(state.level, state.ceiling) > state.prior - math.log(C.backoff)
         has_diverged = is_judged & ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | is_astray | ~is_sound)
         is_well = is_judged & ~is_excused & ~has_diverged
         return cls(

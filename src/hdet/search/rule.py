@@ -350,18 +350,21 @@ class Rule:
         undone = evidence.undone if self.limits.noise < math.inf and not falling else None
         if verdict is Verdict.FINE and undone is not None and state.snapshots:
             history, verdict = history.suspecting(undone[1], good=undone[0]), Verdict.DIVERGED
-        if verdict is Verdict.FINE and not falling and state.snapshots and self._leads_nowhere(evidence):
+        if verdict is Verdict.FINE and not falling and self._leads_nowhere(state, evidence):
             history, verdict = history.tolerating(0.0), Verdict.DIVERGED
         return state._replace(history=history), verdict
 
-    def _leads_nowhere(self, evidence: Evidence) -> bool:
+    def _leads_nowhere(self, state: State, evidence: Evidence) -> bool:
         """Whether a path has gained nothing, and nearly all gradients have turned against it.
 
-        Then steps are far too long, or have killed the network.
+        Then steps are far too long, or have killed the network. Not at rates far below the prior: losses that say
+        nothing about the weights must not lower the rate again and again.
         """
         c, measured = self.constants, evidence.measured
         is_told = measured.has_estimate and measured.stretch >= c.min_steps / 2
-        return is_told and not evidence.has_gained and measured.balance < AGAINST
+        is_high = min(state.log_factor, state.ceiling) > state.prior - math.log(c.backoff)
+        is_lost = is_told and not evidence.has_gained and measured.balance < AGAINST
+        return bool(state.snapshots) and is_high and is_lost
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
         """Whether NaN or infinite weights are a batch's fault: they follow losses that were fine, and no batch has been
