@@ -342,15 +342,16 @@ class Rule:
         """The judge's verdict on the round. If the loss is back where it began, training has diverged too.
 
         Also if the path leads nowhere: then none of its losses is a measure of those to come.
-        Limits with an infinite noise switch both off, in experiments.
+        Limits with an infinite noise switch all of it off, in experiments.
         """
         # doubted: gradients were sampled, and the estimated rate is 0, because they have turned against the path
         doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_log_factor == -math.inf
         history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
-        undone = evidence.undone if self.limits.noise < math.inf and not falling else None
-        if verdict is Verdict.FINE and undone is not None and state.snapshots:
-            history, verdict = history.suspecting(undone[1], good=undone[0]), Verdict.DIVERGED
-        if verdict is Verdict.FINE and not falling and self._leads_nowhere(state, evidence):
+        can = verdict is Verdict.FINE and not falling and state.snapshots and self.limits.noise < math.inf
+        if can and evidence.undone is not None:
+            began, now = evidence.undone
+            history, verdict = history.suspecting(now, good=began), Verdict.DIVERGED
+        elif can and self._leads_nowhere(state, evidence):
             history, verdict = history.tolerating(0.0), Verdict.DIVERGED
         return state._replace(history=history), verdict
 
@@ -363,8 +364,7 @@ class Rule:
         c, measured = self.constants, evidence.measured
         is_told = measured.has_estimate and measured.stretch >= c.min_steps / 2
         is_high = min(state.log_factor, state.ceiling) > state.prior - math.log(c.backoff)
-        is_lost = is_told and not evidence.has_gained and measured.balance < AGAINST
-        return bool(state.snapshots) and is_high and is_lost
+        return is_told and is_high and not evidence.has_gained and measured.balance < AGAINST
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
         """Whether NaN or infinite weights are a batch's fault: they follow losses that were fine, and no batch has been
