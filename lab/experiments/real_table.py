@@ -94,6 +94,18 @@ def duels(tables: Sequence[Table]) -> dict[str, Duel]:
     return {name: Duel(both[OURS], both[name]) for name, both in found.items()}
 
 
+def duel_table(tables: Sequence[Table]) -> str:
+    """Each peer that was not tuned beside ours, over the workloads that both have run; the lowest mean first."""
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    lines = ["| | workloads | mean | auto there | auto ahead on |", "| --- |" + " ---: |" * 4]
+    for name, duel in sorted(duels(tables).items(), key=lambda item: item[1].peer.ratio):
+        both = [table for table in tables if {name, OURS} <= table.methods.keys()]
+        ours, others = ([geometric_mean([*ratios(table, one).values()]) for table in both] for one in (OURS, name))
+        ahead = sum(own < other for own, other in zip(ours, others, strict=True))
+        lines.append(f"| {labels[name]} | {len(both)} | {duel.peer.ratio:.2f} | {duel.ours.ratio:.2f} | {ahead} |")
+    return "\n".join(lines)
+
+
 def summary_table(tables: Sequence[Table], *, compact: bool = False) -> str:
     """One line per method; ``compact`` leaves out what describes the runs and not the losses."""
     labels = tables[0].labels
@@ -174,8 +186,8 @@ def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = 
     missed = [check for check in met if not check.met]
     parts = ["## Targets", check_table(met)] if met else []
     if compact and met:
-        shown = "; ".join(f"{check.split}, {check.what}: {check.found} ({check.asked})" for check in missed)
-        parts[1:] = [f"{len(met) - len(missed)} of {len(met)} are met. Missed: {shown}."]
+        words = "; ".join(f"{check.split}, {check.what}: {check.found} ({check.asked})" for check in missed)
+        parts[1:] = [f"{len(met) - len(missed)} of {len(met)} are met. Missed: {words}."]
     for split in splits:
         tables = [table for table in every[split] if table.name not in APART]
         if not tables or (compact and split == TUNED_ON):
@@ -188,6 +200,9 @@ def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = 
         if not compact:
             parts += ["Final loss over that of the tuned OneCycle:", ratio_table(every[split])]
             parts += ["The rate found, over the best of the grid:", found_table(every[split])]
+    shown = [table for split in splits for table in every[split] if table.name not in APART]
+    if any(duels(shown)):
+        parts += ["## On the same workloads", f"Over {', '.join(splits)}.", duel_table(shown)]
     if compact:
         parts += ["## Every workload", f"Final loss over the tuned OneCycle's, for {', '.join(splits)} in this order."]
         parts.append(compact_table([table for split in splits for table in every[split]]))

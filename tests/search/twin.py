@@ -228,6 +228,7 @@ class Run:
     ruined: bool = False
     """Whether training has diverged: then only estimates raise A, and P does not."""
     P: float = math.nan
+    """The prior, as it was when C was last made."""
     D1: float = math.nan
     """How far a step leads at m = 1."""
     typical: float = 1.0

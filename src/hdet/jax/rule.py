@@ -185,8 +185,9 @@ class Cases(NamedTuple):
         is_judged = (state.phase == Phase.SEARCHING) & ~lags
         can = has & jnp.isnan(state.slowed_from) & ~state.excused & evidence.has_losses
         is_excused = is_judged & ~is_sound & can & (judged.on_finite == Verdict.FINE) & ~outlook.is_lost
-        is_dead = is_judged & (verdict == Verdict.FINE) & outlook.is_lost & ~evidence.is_falling & has
-        is_astray = is_judged & (verdict == Verdict.FINE) & ~is_dead & ~evidence.is_falling & has & ~outlook.has_gained
+        is_unseen = is_judged & (verdict == Verdict.FINE) & ~evidence.is_falling & has
+        is_dead = is_unseen & outlook.is_lost
+        is_astray = is_unseen & ~outlook.is_lost & ~outlook.has_gained
         is_astray &= evidence.asks & (evidence.stretch >= C.min_steps / 2) & (evidence.balance < AGAINST)
         is_astray &= jnp.minimum(state.level, state.ceiling) > state.prior - math.log(C.backoff)
         has_diverged = is_judged & ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | is_astray | ~is_sound)
