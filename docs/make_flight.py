@@ -13,7 +13,7 @@ from typing import NamedTuple
 from svg import Drawing, Point
 
 import hdet
-from hdet.events import event_of
+from hdet.rule.enums import event_of
 
 HERE = Path(__file__).resolve().parent
 LEFT, RIGHT = 80, 870

@@ -64,7 +64,7 @@ def _legend(data: dict[str, Any]) -> list[tuple[str, str]]:
     said = {
         "torch, bad guess": f"torch.OneCycleLR, a rate {data['far']:g} times too low",
         "torch, tuned": f"torch.OneCycleLR, the best rate of a sweep over {len(data['sweep'])}",
-        "hdet": f'hdet.OneCycleLR, "auto", from the same rate {data["far"]:g} times too low',
+        "hdet": f"hdet.auto, from the same rate {data['far']:g} times too low",
     }
     ends = {line["name"]: fmean(losses[-1] for losses in line["losses"]) for line in data["lines"]}
     return [(f"{words}: final loss {ends[name]:.2g}", COLOURS[name]) for name, words in said.items()]

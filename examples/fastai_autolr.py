@@ -37,8 +37,7 @@ class AutoLR(Callback):
     ``GradientAccumulation`` the run has as many steps as the optimizer makes.
 
     Args:
-        options: further arguments of :func:`hdet.auto`: ``journal``, ``rollback``, ``schedule``; without ``schedule``
-            also those of :class:`hdet.OneCycleLR`.
+        options: further arguments of :func:`hdet.auto`: ``journal``, ``rollback``, ``schedule``, ``highest``.
     """
 
     order = -10

@@ -21,7 +21,7 @@ __all__ = ["FACES", "fixed_loss", "plain_loss", "searching", "trained"]
 
 HELD = 0.3
 """The least part of its highest value that a rate has while a schedule is held: the search lowers it by 3 at most."""
-FACES = ("OneCycleLR", "auto", "schedule")
+FACES = ("auto", "schedule")
 """What users build such a run with; "schedule": :func:`hdet.auto` on a schedule of their own."""
 Make = Callable[..., Optimizer]
 LossFn = Callable[[Any, Any], Tensor]
@@ -43,8 +43,6 @@ def searching(
     given = {"total_steps": steps, **({"model": model} if known else {}), **more}
     if face == "schedule":
         return hdet.auto(optimizer, schedule=lambda one: CosineAnnealingLR(one, steps), **given)
-    if face == "OneCycleLR":
-        return hdet.OneCycleLR(optimizer, "auto", **{"cycle_momentum": False, **given})
     return hdet.auto(optimizer, **given)
 
 

@@ -109,6 +109,6 @@ def found(
     """One search from its beginning to its end."""
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     writes = not dist.is_initialized() or dist.get_rank() == 0
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, journal=journal if writes else None, **more)
+    scheduler = hdet.auto(optimizer, total_steps=steps, journal=journal if writes else None, **more)
     rates = train(model, optimizer, scheduler, range(steps), number, parts)
     return Ran(whole(model), rates, hdet.read_journal(journal).rounds if writes else [])

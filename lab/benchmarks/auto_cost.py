@@ -3,7 +3,7 @@
     python lab/benchmarks/auto_cost.py --write lab/benchmarks/results/auto_cost.json      # on a GPU, some ten minutes
     python lab/benchmarks/auto_cost.py --device cpu --models gpt-0.8M --memory gpt-0.8M   # two cores, some minutes
 
-A GPT trains with AdamW, with torch's OneCycleLR and with ``max_lr="auto"``, which is given the loss.
+A GPT trains with AdamW, with torch's OneCycleLR and with ``hdet.auto``, which is given the loss.
 
 - **Time.** Two runs of one model go on in turns of some steps, warmed up; a row has the ratio of their times.
 - **Memory.** By how much the largest number of bytes that are allocated at once is above that of a run with torch's
@@ -94,7 +94,7 @@ class Bench:
         if auto and "check_every" in more:
             return optimizer, hdet.Guard(optimizer, self.model, **more)
         if auto:
-            return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **more)
+            return optimizer, hdet.auto(optimizer, total_steps=steps, **more)
         return optimizer, OneCycleLR(optimizer, RATE, total_steps=steps)
 
     def step(self, t: int, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -141,7 +141,7 @@ class Bench:
         """Median ms of each part."""
         optimizer, scheduler = self.begin(LONG, auto=True)
         ends: dict[int, list[float]] = {ON_DEVICE: [], ON_HOST: []}
-        search = scheduler._run
+        search = scheduler.search
         for t in range(60):
             loss, ended = self.step(t, optimizer) - t, search.memory.rounds  # it falls, or no snapshot is renewed
             took = self.seconds(lambda loss=loss: scheduler.step(loss))  # type: ignore[misc]
@@ -198,7 +198,7 @@ class Bench:
 
 def _advance(scheduler: Any, loss: Tensor) -> None:
     """What is hdet's is given the loss."""
-    if isinstance(scheduler, hdet.OneCycleLR | hdet.Guard):
+    if isinstance(scheduler, hdet.AutoScheduler | hdet.Guard):
         scheduler.step(loss)
     else:
         scheduler.step()

@@ -12,13 +12,13 @@ import typer
 
 from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError
-from hdet.files import write_atomically
-from hdet.report.data import load_run
 from hdet.report.numbers import plain_json
 from hdet.report.page import write_report
 from lab.cli.training import check_surroundings, train, until_stopped
 from lab.runs.ablation import PlannedRun, Study
+from lab.runs.folder import write_atomically
 from lab.runs.outcome import as_markdown, described, table_of
+from lab.runs.result import figures_of, result_of
 
 __all__ = ["ablate"]
 
@@ -139,9 +139,9 @@ def _conclude(study: Study, runs: list[PlannedRun], out: Path, output: Output) -
     table, file = table_of(outcome), out / "ablation.json"
     _write(file, outcome)
     write_atomically(out / "table.md", as_markdown(table))
-    shown = [run for run in runs if run.row is not None and not run.plan.simulated]
-    page = out / "report.html"
-    write_report([load_run(run.folder.path) for run in shown], page, title=f"Ablation on {study.task}", table=table)
+    shown = [result_of(run.folder) for run in runs if run.row is not None and not run.plan.simulated]
+    drawn, title = [one.journal for one in shown if one.journal is not None], f"Ablation on {study.task}"
+    page = write_report(drawn, out / "report.html", title=title, table=table, figures=figures_of(shown))
     output.table(table)
     output.say(f"{file}, {out / 'table.md'}, {page}")
     del outcome["complete"]

@@ -10,11 +10,10 @@ import typer
 
 from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError
-from hdet.report.data import RunData, load_run
 from hdet.report.page import write_report
-from hdet.report.verdict import base_movement
 from lab.cli.training import check_surroundings, train, until_stopped
-from lab.runs.demo import ensemble, ensemble_table, guess_table, guess_words, guesses
+from lab.runs.demo import ensemble, ensemble_table, guess_table, guess_words, guesses, movement_of
+from lab.runs.result import Result, figures_of, result_of
 
 __all__ = ["demo"]
 
@@ -36,8 +35,8 @@ def demo(
 ) -> int:
     """Show what hdet does, in two scenes and about three minutes.
 
-    One, a bad guess: a small CNN learns digits with a max_lr that is 100 times too low, and 100 times too high; torch's
-    OneCycleLR beside hdet's. Two, the ensemble: four processes train a recommender's model at four rates around one
+    One, a bad guess: a small CNN learns digits with a rate that is 100 times too low, and 100 times too high; torch's
+    OneCycleLR beside hdet.auto. Two, the ensemble: four processes train a recommender's model at four rates around one
     schedule. At the end a table, and a report of each scene to open in a browser.
     """
     check_surroundings("demo")
@@ -50,20 +49,22 @@ def demo(
 def _show(out: Path, steps: int, ensemble_steps: int, replicas: int, output: Output) -> None:
     """Both scenes and their pages."""
     one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
-    runs: list[RunData] = []
+    runs: list[Result] = []
     pages: list[Path] = []
     for scene in (one, two):
         output.say(f"\n{scene.title}", style="bold")
         output.say(scene.words)
         train(scene.folders, scene.plans, output)
-        seen = [load_run(folder.path) for folder in scene.folders]
+        seen = [result_of(folder) for folder in scene.folders]
         table = guess_table(seen) if scene is one else ensemble_table(seen[0])
         page, words = (out / "report.html", guess_words(seen)) if scene is one else (out / "ensemble.html", "")
-        pages.append(write_report(seen, page, title=scene.title, table=table, headline=words))
+        drawn = [run.journal for run in seen if run.journal is not None]
+        shared = figures_of(seen)
+        pages.append(write_report(drawn, page, title=scene.title, table=table, headline=words, figures=shared))
         runs += seen
         output.table(table)
     output.say(f"\nthe reports: {pages[0]}, {pages[1]}", style="bold")
-    found = {run.name: base_movement(run) for run in runs}
+    found = {run.name: movement_of(run) for run in runs}
     rates = {name: movement.end for name, movement in found.items() if movement is not None}
     losses = {run.name: run.final.get("loss") for run in runs}
     output.result(outcome="complete", out=out, report=pages[0], ensemble=pages[1], losses=losses, rates=rates)

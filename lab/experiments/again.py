@@ -11,7 +11,7 @@ runs of each seed:
     again    from the weights at the end of "fresh", on the same data
     turned   from the same weights, on images turned by a quarter: a new task, as in fine-tuning
 
-Each with ``max_lr="auto"``, and with torch's OneCycleLR at rates half a decade apart, the best of which is the measure.
+Each with ``hdet.auto``, and with torch's OneCycleLR at rates half a decade apart, the best of which is the measure.
 Writes lab/experiments/results/again.json with --write.
 """
 
@@ -81,17 +81,20 @@ def train(task: DigitsTask, model: nn.Module, rate: float | None, batches: Seque
     """One run of the model, which is trained in place. rate None: it is found."""
     before = task.evaluate(model)["loss"]
     optimizer = torch.optim.Adam(model.parameters(), lr=rate or GUESS)
-    peak: Any = "auto" if rate is None else rate
-    scheduler = hdet.OneCycleLR(optimizer, peak, total_steps=len(batches), cycle_momentum=False)
+    scheduler: Any
+    if rate is None:
+        scheduler = hdet.auto(optimizer, total_steps=len(batches))
+    else:
+        scheduler = hdet.OneCycleLR(optimizer, rate, total_steps=len(batches), cycle_momentum=False)
     for batch in batches:
         loss = task.loss(model, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step(loss.detach())
-    found = scheduler.found
+    peak = scheduler.found.rate if rate is None else rate
     loss_after = task.evaluate(model)["loss"]
-    return Ran(before, loss_after if math.isfinite(loss_after) else math.inf, rate if found is None else found.rate)
+    return Ran(before, loss_after if math.isfinite(loss_after) else math.inf, peak)
 
 
 def rows_of(name: str, seed: int, steps: int | None = None) -> list[dict[str, Any]]:

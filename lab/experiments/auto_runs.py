@@ -17,13 +17,14 @@ from shapes import PEAK, Factors, factors, trapezoid
 from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
-from hdet.rollback.judge import LIMITS, Block, Limits, blocks_of
-from hdet.rollback.policy import Action
-from hdet.search.constants import DEFAULT, Constants
-from hdet.search.estimate import Measured as Shown
-from hdet.search.estimate import Sums, balance, estimate, straightness, typical_norm
-from hdet.search.progress import Progress
-from hdet.search.rule import Decision, Evidence, Phase, Rule, is_sampled, next_end
+from hdet.rule.constants import DEFAULT, LIMITS, Constants, Limits
+from hdet.rule.decision import Rule
+from hdet.rule.enums import Action, Phase
+from hdet.rule.estimate import Measured as Shown
+from hdet.rule.estimate import Sums, balance, estimate, straightness, typical_norm
+from hdet.rule.progress import Progress
+from hdet.rule.rounds import Block, blocks_of, is_sampled, next_end
+from hdet.rule.state import Decision, Evidence
 
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""
@@ -163,7 +164,7 @@ class Run:
                 balance=turned,
                 gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
                 rates=sums.rates,
-                stretch=self._stretch,
+                path_steps=self._stretch,
             ),
             log_guess=math.log(self.guess * self.shape[end - 1]),
             estimated_log_factor=estimated_log_factor,
@@ -197,7 +198,7 @@ class Run:
 
 
 class _Reaches:
-    """The sums of :mod:`hdet.search.estimate` for all runs, on the device."""
+    """The sums of :mod:`hdet.rule.estimate` for all runs, on the device."""
 
     def __init__(self, theta: Tensor, groups: Sequence[int]) -> None:
         self._pull, self._groups = torch.zeros_like(theta), list(groups)

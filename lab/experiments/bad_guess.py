@@ -1,10 +1,10 @@
-"""One bad guess, three ways: what does ``max_lr="auto"`` bring back?
+"""One bad guess, three ways: what does ``hdet.auto`` bring back?
 
     python lab/experiments/bad_guess.py          # about two minutes on two free cores; prints a table
 
 The digits task with Adam, 300 steps on one device. A sweep with torch's OneCycleLR finds the best rate with two seeds
 of its own. Three other seeds then train: torch at a hundredth of that rate (the bad guess), torch at the best rate, and
-``hdet.OneCycleLR(max_lr="auto")`` from the bad guess. Writes validation losses and rates over the steps to
+``hdet.auto`` from the bad guess. Writes validation losses and rates over the steps to
 ``lab/experiments/results/front.json``, from which ``docs/make_front_picture.py`` draws the picture of the README.
 """
 
@@ -60,7 +60,7 @@ def train(job: Job) -> Curve:
     model = task.model(job.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=job.rate)
     if job.way == "auto":
-        scheduler: Any = hdet.OneCycleLR(optimizer, "auto", total_steps=job.steps)
+        scheduler: Any = hdet.auto(optimizer, total_steps=job.steps)
     else:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, job.rate, total_steps=job.steps)
     curve = Curve([0], [task.evaluate(model)["loss"]], [scheduler.get_last_lr()[0]])

@@ -28,7 +28,7 @@ from small_problems import SMALL, model_of
 from torch import Tensor
 from zoo_problems import OPTIMIZERS, PROBLEMS
 
-from hdet.search.constants import DEFAULT
+from hdet.rule.constants import DEFAULT
 
 TIMES = (0.15, 0.3, 0.45, 0.6)
 FACTORS = tuple(3.0**k for k in range(-3, 4))

@@ -199,7 +199,7 @@ class Training:
             clip_grad_norm_(self.bench.model.parameters(), CLIP)
             self.optimizer.step()
             self.losses[self.step] = loss.detach()
-            if isinstance(self.scheduler, hdet.OneCycleLR):
+            if isinstance(self.scheduler, hdet.AutoScheduler):
                 self.scheduler.step(loss.detach())
             else:
                 self.scheduler.step()
@@ -212,7 +212,8 @@ class Training:
         points = min(POINTS, self.bench.steps)
         curve = [float(part.double().mean()) for part in self.losses.tensor_split(points)]
         outcome: dict[str, Any] = {"loss": self.bench.evaluate(), "train": curve, "seconds": self.seconds}
-        if isinstance(self.scheduler, hdet.OneCycleLR) and (found := self.scheduler.found) is not None:
+        if isinstance(self.scheduler, hdet.AutoScheduler):
+            found = self.scheduler.found
             outcome |= {"found": found.rate, "status": found.status, "rolled_back": found.rolled_back}
         return outcome
 

@@ -16,7 +16,7 @@ import hdet
 
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
 
-RULE = ("search/constants.py", "search/estimate.py", "search/rule.py", "rollback/judge.py")
+RULE = tuple(f"rule/{name}.py" for name in ("constants", "decision", "estimate", "judge", "rounds", "state"))
 """What auto_runs.py takes of the library."""
 
 

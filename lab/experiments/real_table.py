@@ -41,7 +41,7 @@ RESULTS = Path(__file__).parent / "results" / "real"
 IMAGES = ROOT / "docs" / "images"
 
 FRONT = {
-    "auto": '**hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate',
+    "auto": "**`hdet.auto`**, from 1/1000, 1 and 100 times the best rate",
     "auto-alone": "the same by `scheduler.step()`, without a loss",
     "onecycle": "torch's OneCycleLR at each of three guesses: 1/1000, 1 and 100 times the best rate",
     "customary": "torch's OneCycleLR at the optimizer's customary rate",

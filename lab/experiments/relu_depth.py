@@ -1,4 +1,4 @@
-"""Plain networks of ReLU layers without norms, under SGD and Adam: where ``max_lr="auto"`` fails, and by how much.
+"""Plain networks of ReLU layers without norms, under SGD and Adam: where ``hdet.auto`` fails, and by how much.
 
     python lab/experiments/relu_depth.py              # seven minutes on one core
     python lab/experiments/relu_depth.py --kinds adam --depths 4 --steps 60 --seeds 1
@@ -54,8 +54,11 @@ def trained(kind: str, depth: int, steps: int, rate: float, seed: int, *, auto: 
     """The final loss on other data, and the peak rate: ``rate``, or what was found from it."""
     model = network(depth, seed)
     optimizer = KINDS[kind](model.parameters(), rate)
-    peak: Any = "auto" if auto else rate
-    scheduler = hdet.OneCycleLR(optimizer, peak, total_steps=steps, cycle_momentum=False)
+    scheduler: Any
+    if auto:
+        scheduler = hdet.auto(optimizer, total_steps=steps)
+    else:
+        scheduler = hdet.OneCycleLR(optimizer, rate, total_steps=steps, cycle_momentum=False)
     stream = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         x, y = batch(stream, BATCH)
@@ -67,7 +70,7 @@ def trained(kind: str, depth: int, steps: int, rate: float, seed: int, *, auto: 
     x, y = batch(torch.Generator().manual_seed(10**6), 4096)
     with torch.no_grad():
         final = float(nn.functional.mse_loss(model(x), y))
-    found = scheduler._run.found.peak_factor if auto else 1.0  # type: ignore[union-attr]
+    found = scheduler.search.found.peak_factor if auto else 1.0
     return final if math.isfinite(final) else math.inf, rate * found
 
 

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from hdet.search.constants import DEFAULT, Constants
-from hdet.search.rule import HIGHEST, Phase, State
+from hdet.rule.constants import DEFAULT, HIGHEST, Constants
+from hdet.rule.enums import Phase
+from hdet.rule.state import State
 
 Factors = np.ndarray
 """Factors at steps 0 ... S, float64. The last one is for the round that ends there."""

@@ -6,7 +6,8 @@
 
 A line: the held-out loss of ``hdet.auto`` over torch's OneCycleLR at the best of a sweep of rates a factor 3 apart, a
 geometric mean over seeds and starts, which are 1/1000 of that rate and the rate itself; in brackets the rate found over
-it. A column for each ``--change`` of the rule's constants, after one without. The sweeps are kept in the file and used
+it. The last lines: of runs above 1.2 times the best loss, and within 1.05, the share whose ``found`` says "unsure". A
+column for each ``--change`` of the rule's constants, after one without. The sweeps are kept in the file and used
 again; delete it to run them anew.
 """
 
@@ -32,9 +33,9 @@ from zoo_problems import BATCH, PROBLEMS
 from zoo_problems import OPTIMIZERS as ZOO_OPTIMIZERS
 
 import hdet
-import hdet.schedulers.search_arguments as arguments_of_search
-from hdet.search.constants import DEFAULT, Constants
-from hdet.search.rule import Rule
+import hdet.schedulers.auto as door
+from hdet.rule.constants import DEFAULT, Constants
+from hdet.rule.decision import Rule
 
 RESULTS, ZOO = (Path(__file__).parent / "results" / name for name in ("small.json", "zoo.json"))
 RATES = tuple(3.0**k * 1e-2 for k in range(-11, 6))
@@ -80,7 +81,7 @@ def run(job: Job) -> dict[str, Any]:
         moves = "betas" in optimizer.defaults or optimizer.defaults.get("momentum", 0) > 0
         scheduler = OneCycleLR(optimizer, job.rate, total_steps=task.steps, cycle_momentum=moves)
     else:
-        arguments_of_search.Rule = partial(Rule, constants=job.constants)  # type: ignore[misc,assignment]
+        door.Rule = partial(Rule, constants=job.constants)  # type: ignore[misc,assignment]
         scheduler = hdet.auto(optimizer, total_steps=task.steps)
     for _ in range(task.steps):
         loss = task.loss(model, task.draw(stream, task.batch))
@@ -156,6 +157,20 @@ def summary(names: Sequence[str], ratios: dict[str, float]) -> dict[str, float]:
     return {kind: middle(min(ratios[name], WORST) for name in some) for kind, some in kinds.items() if some}
 
 
+def doubted(runs: Iterable[tuple[float, str]]) -> dict[str, float]:
+    """Of runs, as (loss over the best, status), that end far above the best and near it: the share that is unsure.
+
+    >>> doubted([(1.3, "unsure"), (1.5, "settled"), (1.01, "settled"), (1.1, "unsure")])
+    {'unsure above 1.2': 0.5, 'unsure within 1.05': 0.0}
+    """
+    runs = list(runs)
+    kinds = {
+        "unsure above 1.2": [status for ratio, status in runs if ratio > 1.2],
+        "unsure within 1.05": [status for ratio, status in runs if ratio <= 1.05],
+    }
+    return {kind: some.count("unsure") / len(some) for kind, some in kinds.items() if some}
+
+
 def _rows(jobs: Sequence[Job], outcomes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"seed": job.seed, "guess": job.rate, **one} for job, one in zip(jobs, outcomes, strict=True)]
 
@@ -190,8 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         print(f"{name:30}" + "".join(f"{cell:>34}" for cell in cells))
     sums = [summary(names, {name: ratios[change, name] for name in names}) for change in changes]
+    for change, one in zip(changes, sums, strict=True):
+        one |= doubted((r["score"] / best[n][1], r["status"]) for n in names for r in rows[change, n])
     for kind in sums[0]:
-        print(f"{kind:30}" + "".join(f"{one[kind]:>34.3f}" for one in sums))
+        print(f"{kind:30}" + "".join(f"{one.get(kind, math.nan):>34.3f}" for one in sums))
     if given.write:
         runs = {name: _rows(jobs["", name], rows["", name]) for name in names}
         best_of = {name: {"rate": rate, "loss": loss} for name, (rate, loss) in best.items()}

@@ -37,7 +37,7 @@ def train(
     problem: Problem, optimizer: torch.optim.Optimizer, model: torch.nn.Module, scheduler: Any, seed: int
 ) -> float:
     """The held-out loss after all steps of the scheduler; BROKEN if training broke."""
-    stream, ours = torch.Generator().manual_seed(seed), isinstance(scheduler, hdet.OneCycleLR)
+    stream, ours = torch.Generator().manual_seed(seed), isinstance(scheduler, hdet.AutoScheduler)
     for _ in range(scheduler.total_steps):
         loss = problem.loss(model, problem.batch(stream, BATCH))
         if not (ours or math.isfinite(loss.item())):

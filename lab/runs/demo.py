@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.data import RunData
-from hdet.report.verdict import Table, base_movement, ending
+from hdet.report.verdict import Movement, Table, base_movement
 from lab.runs.folder import Folder
 from lab.runs.plan import AUTO, Plan
+from lab.runs.result import Result
 
-__all__ = ["Scene", "ensemble", "ensemble_table", "guess_table", "guess_words", "guesses"]
+__all__ = ["Scene", "ensemble", "ensemble_table", "guess_table", "guess_words", "guesses", "movement_of"]
 
 GOOD = 1e-2
 FAR = 100.0
@@ -28,7 +28,7 @@ class Scene(NamedTuple):
 
 
 def guesses(out: Path, steps: int) -> Scene:
-    """A bad guess: torch's OneCycleLR uses it as given, hdet's only starts from it."""
+    """A bad guess: torch's OneCycleLR uses it as given, hdet.auto only starts from it."""
     rates = {"100× too low": GOOD / FAR, "100× too high": GOOD * FAR}
     plans = [_digits("torch, a good rate", steps, method="none", lr=GOOD)]
     for words, rate in rates.items():
@@ -36,7 +36,7 @@ def guesses(out: Path, steps: int) -> Scene:
         plans.append(_digits(f"hdet, {words}", steps, method="search", lr=AUTO, guess=rate))
     return Scene(
         "Scene one: a bad guess",
-        f"A small CNN learns handwritten digits with Adam, {steps} steps on one device. A good max_lr is {GOOD:g}; "
+        f"A small CNN learns handwritten digits with Adam, {steps} steps on one device. A good rate is {GOOD:g}; "
         f"here it is {rates['100× too low']:g}, and then {rates['100× too high']:g}.",
         [Folder(out / plan.name.replace(", ", "-").replace(" ", "-").replace("×", "x")) for plan in plans],
         plans,
@@ -47,28 +47,40 @@ def _digits(name: str, steps: int, *, method: str, lr: float | str, guess: float
     return Plan(task="digits", name=name, steps=steps, method=method, lr=lr, guess=guess)
 
 
-def guess_table(runs: Sequence[RunData]) -> Table:
+def movement_of(run: Result) -> Movement | None:
+    """How the run's rate has moved: of a run without a journal, which has one rate, not at all."""
+    if run.journal is not None:
+        return base_movement(run.journal)
+    given = say.finite(run.about.get("arguments", {}).get("lr"))
+    return None if given is None else Movement("base rate", given, given)
+
+
+def _final_loss(run: Result) -> str:
+    return say.loss(run.final.get("loss"))
+
+
+def guess_table(runs: Sequence[Result]) -> Table:
     """Of :func:`guesses`, in its order."""
     good, *others = runs
-    rows = [["about right", f"{GOOD:g}", say.loss(ending(good).loss), "", ""]]
+    rows = [["about right", f"{GOOD:g}", _final_loss(good), "", ""]]
     given = (("100× too low", GOOD / FAR), ("100× too high", GOOD * FAR))
     for (words, rate), torch_run, ours in zip(given, others[::2], others[1::2], strict=True):
-        found = base_movement(ours)
-        losses = [say.loss(ending(run).loss) for run in (torch_run, ours)]
+        found = movement_of(ours)
+        losses = [_final_loss(run) for run in (torch_run, ours)]
         rows.append([words, f"{rate:g}", *losses, say.rate(found.end if found else None)])
-    columns = ("max_lr", "given", "torch.OneCycleLR", "hdet.OneCycleLR", "rate that hdet found")
+    columns = ("rate", "given", "torch.OneCycleLR", "hdet.auto", "rate that hdet found")
     return Table(columns, rows, "A bad guess: validation loss on handwritten digits")
 
 
-def guess_words(runs: Sequence[RunData]) -> str:
+def guess_words(runs: Sequence[Result]) -> str:
     """What scene one comes to, in a sentence."""
     good, *others = runs
-    found = [say.rate(base.end if base else None) for base in map(base_movement, others[1::2])]
-    ours, theirs = ([say.loss(ending(run).loss) for run in part] for part in (others[1::2], others[::2]))
+    found = [say.rate(base.end if base else None) for base in map(movement_of, others[1::2])]
+    ours, theirs = ([_final_loss(run) for run in part] for part in (others[1::2], others[::2]))
     return (
         f"From guesses 100× too low and 100× too high hdet found {found[0]} and {found[1]}, and came to a validation "
         f"loss of {ours[0]} and {ours[1]}; torch came to {theirs[0]} and {theirs[1]}, and with a good rate to "
-        f"{say.loss(ending(good).loss)}."
+        f"{_final_loss(good)}."
     )
 
 
@@ -93,17 +105,16 @@ def ensemble(out: Path, steps: int, replicas: int) -> Scene:
     )
 
 
-def ensemble_table(run: RunData) -> Table:
+def ensemble_table(run: Result) -> Table:
     """Where the ensemble began and ended."""
-    base = base_movement(run)
-    final = run.final
+    base, journal, final = movement_of(run), run.journal, run.final
     names = [name for name in final if name.startswith("auc_")]
     columns = ("replicas", "rounds", "validation loss", *(name.replace("auc_", "AUC, ") for name in names), "peak rate")
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING
     cells = [
-        str(run.replicas),
-        str(len(run.steps)),
-        say.loss(ending(run).loss),
+        str(journal.replicas if journal else say.NOTHING),
+        str(len(journal.steps) if journal else 0),
+        _final_loss(run),
         *(say.loss(final[n]) for n in names),
     ]
     return Table(columns, [[*cells, moved]], "The ensemble: the feed task")

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from hdet.errors import ArgumentError
-from hdet.files import write_atomically
+from hdet.files import replacing
 from hdet.report.numbers import plain_json
 from lab.runs.plan import Plan
 
-__all__ = ["Folder"]
+__all__ = ["Folder", "write_atomically"]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file completely or not at all."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 class Folder:

@@ -13,9 +13,8 @@ from torch import Tensor
 
 import hdet
 from hdet.errors import DivergedError
-from hdet.files import write_atomically
 from hdet.journal import Journal, Journals
-from lab.runs.folder import Folder
+from lab.runs.folder import Folder, write_atomically
 from lab.runs.plan import AUTO, Plan
 from lab.runs.ranks import Ranks
 from lab.runs.schedulers import advance, base_rates, consensus, scheduler_of

@@ -17,8 +17,8 @@ from lab.runs.plan import Plan
 
 __all__ = ["Scheduler", "advance", "base_rates", "consensus", "controller_of", "scheduler_of"]
 
-Scheduler: TypeAlias = lr_scheduler.OneCycleLR
-"""torch's, or hdet's, which is one of torch's."""
+Scheduler: TypeAlias = lr_scheduler.LRScheduler
+"""torch's, or one of hdet's, which is one of torch's by its methods."""
 
 
 def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Journals) -> Scheduler:
@@ -26,7 +26,7 @@ def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Journ
     if plan.method == "none":
         return lr_scheduler.OneCycleLR(optimizer, float(plan.lr), plan.steps)
     if plan.method == "search":
-        return hdet.OneCycleLR(optimizer, "auto", plan.steps, model=model, journal=journal)
+        return hdet.auto(optimizer, plan.steps, model=model, journal=journal)
     return hdet.OneCycleLR(
         optimizer,
         float(plan.lr),
@@ -49,7 +49,7 @@ def controller_of(plan: Plan) -> Controller | bool:
 
 def advance(scheduler: Scheduler, loss: Tensor) -> None:
     """One step of either."""
-    if isinstance(scheduler, hdet.OneCycleLR):
+    if isinstance(scheduler, (hdet.OneCycleLR, hdet.AutoScheduler)):
         scheduler.step(loss)
     else:
         scheduler.step()
@@ -64,4 +64,6 @@ def base_rates(scheduler: Scheduler) -> list[float]:
 
 def consensus(scheduler: Scheduler) -> AbstractContextManager[None]:
     """The replicas' mean inside. A collective."""
-    return scheduler.consensus() if isinstance(scheduler, hdet.OneCycleLR) else nullcontext()
+    if isinstance(scheduler, (hdet.AutoScheduler, hdet.OneCycleLR)):
+        return scheduler.consensus()
+    return nullcontext()

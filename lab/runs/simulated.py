@@ -107,7 +107,7 @@ class _Simulation:
         self.scheduler = hdet.OneCycleLR(
             self.optimizer, float(plan.lr), plan.steps, sync_every=plan.round_length, seed=plan.seed, **explores
         )
-        self.steering: Any = self.scheduler._run.steering  # type: ignore[attr-defined]
+        self.steering: Any = self.scheduler._run.steering
         self.losses: list[list[float]] = []
         """Of each replica in each step."""
         self.crashed = False
@@ -129,7 +129,7 @@ class _Simulation:
             self.crashed = True
             return roll.live
         end = Ending(self.optimizer, (t - 1, t), self.scheduler._rates_at)
-        self.steering.bases, _ = self.steering.decide(end, roll, ReplicaIndex(0, size))
+        self.steering.bases = self.steering.decide(end, roll, ReplicaIndex(0, size)).bases
         return roll.live
 
 

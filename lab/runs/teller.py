@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hdet.events import Event, event_of
 from hdet.report.numbers import plain_json
+from hdet.rule.enums import Event, event_of
 
 __all__ = ["Message", "Tell", "Teller", "silent"]
 

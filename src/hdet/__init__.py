@@ -1,14 +1,11 @@
 """HDET: the learning rate is found in the run, and data-parallel replicas explore hyperparameters while they train."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from hdet._version import __version__
-from hdet.checkpoint.saving import exists, load, save
-from hdet.ensemble import knobs
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
-from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.probe import ProbeBatch
-from hdet.ensemble.signals import ProbeLoss, TrainLoss
-from hdet.ensemble.warm_start import perturb_
 from hdet.errors import (
     ArgumentError,
     CheckpointError,
@@ -24,19 +21,30 @@ from hdet.errors import (
     SearchWarning,
     ShardedParametersError,
 )
+from hdet.integrations import rules as _rules  # noqa: F401  # what the core knows of frameworks
 from hdet.journal import Journal, JournalData, read_journal
-from hdet.ranks.arms import arms
-from hdet.ranks.torchft import torchft
-from hdet.report.page import show
-from hdet.rollback.guard import Guard
-from hdet.schedulers.ensemble import Ensemble
-from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.replay import schedule_from
-from hdet.schedulers.several import auto
+
+if TYPE_CHECKING:
+    from hdet.checkpoint.saving import exists, load, save
+    from hdet.ensemble import knobs
+    from hdet.ensemble.knobs import Knob
+    from hdet.ensemble.probe import ProbeBatch
+    from hdet.ensemble.signals import ProbeLoss, TrainLoss
+    from hdet.ensemble.warm_start import perturb_
+    from hdet.ranks.arms import arms
+    from hdet.ranks.torchft import torchft
+    from hdet.report.page import show
+    from hdet.rollback.guard import Guard
+    from hdet.schedulers.auto import auto
+    from hdet.schedulers.auto_scheduler import AutoScheduler
+    from hdet.schedulers.ensemble import Ensemble
+    from hdet.schedulers.onecycle import OneCycleLR
+    from hdet.schedulers.replay import schedule_from
 
 __all__ = [
     "ArgumentError",
     "AsPrinted",
+    "AutoScheduler",
     "CheckpointError",
     "CheckpointWarning",
     "Controller",
@@ -74,3 +82,36 @@ __all__ = [
     "show",
     "torchft",
 ]
+
+_NEED_TORCH = {
+    "AutoScheduler": "hdet.schedulers.auto_scheduler",
+    "Ensemble": "hdet.schedulers.ensemble",
+    "Guard": "hdet.rollback.guard",
+    "Knob": "hdet.ensemble.knobs",
+    "OneCycleLR": "hdet.schedulers.onecycle",
+    "ProbeBatch": "hdet.ensemble.probe",
+    "ProbeLoss": "hdet.ensemble.signals",
+    "TrainLoss": "hdet.ensemble.signals",
+    "arms": "hdet.ranks.arms",
+    "auto": "hdet.schedulers.auto",
+    "exists": "hdet.checkpoint.saving",
+    "knobs": "hdet.ensemble.knobs",
+    "load": "hdet.checkpoint.saving",
+    "perturb_": "hdet.ensemble.warm_start",
+    "save": "hdet.checkpoint.saving",
+    "schedule_from": "hdet.schedulers.replay",
+    "show": "hdet.report.page",
+    "torchft": "hdet.ranks.torchft",
+}
+"""Names that are imported when they are first used, and from where: hdet.jax and the command line need no torch."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module 'hdet' has no attribute {name!r}")
+    module = import_module(_NEED_TORCH[name])
+    return module if name == "knobs" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

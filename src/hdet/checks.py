@@ -5,19 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection
 from numbers import Integral, Real
-from types import FrameType
 from typing import Any
 
-from hdet.errors import ArgumentError, HdetError
+from hdet.errors import ArgumentError
 
 _LONGEST = 200
-STATE_VERSION = 7
-STATE_WORDS = "the checkpoint's hdet state"
-_CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 
 
 def is_int(value: object) -> bool:
@@ -143,92 +137,3 @@ def users_level() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "hdet":
         level, frame = level + 1, frame.f_back
     return level
-
-
-def not_by_steps(config: Any) -> str | None:
-    """What is wrong if Lightning does not step a scheduler at every step, by its config; None: nothing."""
-    if (config.interval, config.frequency) == ("step", 1):
-        return None
-    return (
-        f"hdet counts optimizer steps, but Lightning steps the scheduler by interval={config.interval!r}, "
-        f'frequency={config.frequency}; return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": scheduler, '
-        '"interval": "step"}} from configure_optimizers, or return only the optimizer and give the trainer '
-        "callbacks=[hdet.integrations.lightning.AutoLR()]"
-    )
-
-
-def warn_unless_by_steps() -> None:
-    """Warn if it is Lightning that steps a scheduler, and not at every step: by epochs, unless it is told otherwise.
-
-    Without a callback of hdet nothing else would say so, and the schedule would hardly move.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package in ("lightning", "pytorch_lightning") and hasattr(frame.f_locals.get("config"), "interval"):
-            break
-        frame = frame.f_back
-    words = not_by_steps(frame.f_locals["config"]) if frame is not None else None
-    if words is not None:
-        warnings.warn(words, UserWarning, stacklevel=users_level())
-
-
-@contextmanager
-def reading(what: str, cure: str = _CURE) -> Iterator[None]:
-    """Inside, a state is read: any error becomes one that says what to do."""
-    try:
-        yield
-    except HdetError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{what} does not fit ({type(error).__name__}: {error}); {cure}") from error
-
-
-def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
-    """A dict as a list of pairs: torch.distributed.checkpoint would take a dict apart by its keys."""
-    return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]
-
-
-def run_state(kind: str, knobs: Sequence[str], spreads: Sequence[float]) -> dict[str, Any]:
-    """What every run saves of itself. ``kind``: "search" or "replicas"."""
-    return {"version": STATE_VERSION, "way": kind, "knobs": list(knobs), "spreads": list(spreads)}
-
-
-class EqualByState:
-    """A run equals another that holds the same state and writes to the same journals.
-
-    Schedulers that hold the same state compare equal attribute by attribute, and a run is an attribute: torch's own
-    tests of its schedulers compare the one that was saved with the one that was loaded in this way.
-    """
-
-    journal_writer: Any
-
-    def state(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, type(self)):
-            return False
-        same = repr(self.state()) == repr(other.state())  # as texts: NaN is equal to NaN
-        return same and bool(self.journal_writer.sinks == other.journal_writer.sinks)
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
-
-
-def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None:
-    """Raise unless a state is that of such a run, of this version, with these knobs."""
-    if state.get("version") != STATE_VERSION:
-        raise ArgumentError(
-            f"{STATE_WORDS} has version {shown(state.get('version'))}, this hdet reads {STATE_VERSION}; "
-            "load it with the hdet that wrote it"
-        )
-    if state.get("way") != kind:
-        raise ArgumentError(
-            f'the checkpoint is of a run of the kind "{state.get("way")}", but here it is "{kind}" '
-            '(max_lr="auto" is a search, a number is not); build the scheduler as it was when it was saved'
-        )
-    if state.get("knobs") != list(knobs):
-        raise ArgumentError(
-            f"the checkpoint has the knobs {shown(state.get('knobs'))}, but here they are {shown(list(knobs))}; "
-            "build the optimizer and the knobs as they were when it was saved"
-        )

@@ -17,7 +17,7 @@ from hdet.errors import ArgumentError
 
 
 def path_of(path: object, name: str) -> Path:
-    """The path. Raises if no file system could have it; ``name``: the argument's."""
+    """The path that a user gave as the argument ``name``. Raises if no file system could have it."""
     try:
         found = Path(path)  # type: ignore[arg-type]  # checked by it
         str(found).encode()  # otherwise torch could write such a file, but not read it
@@ -32,23 +32,17 @@ def path_of(path: object, name: str) -> Path:
 
 
 def named(path: object) -> str:
-    """A path for messages, as users write it; whatever else it may be."""
+    """A path as messages show it: as users write it. Anything else is shown by its repr."""
     return shown(str(path) if isinstance(path, os.PathLike) else path)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A draft to write inside, which then takes the file's place: a kill leaves the old one or the new."""
+    """Gives a draft to write, which takes the file's place at the end: a kill leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.part")
     yield draft
     os.replace(draft, path)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file completely or not at all."""
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
 
 
 try:
@@ -89,7 +83,10 @@ def locked(file: IOBase, patience: float) -> bool | None:
 
 
 def _close_all() -> None:
-    """In a child that was just forked: a lock lasts until the last process that has the file open closes it."""
+    """Close all locked files in a child that was just forked.
+
+    A lock lasts until the last process that has the file open closes it.
+    """
     for file in list(_files):
         file.close()
 
@@ -99,7 +96,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Taken(Exception):
-    """Another process has the lock; the text says which one, or is empty."""
+    """Another process has the lock. The text says which one, or is empty."""
 
 
 _held: dict[Path, FileIO] = {}

@@ -31,7 +31,7 @@ class Searching:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), 1e-5)
         else:
             self.optimizer = torch.optim.SGD(self.model.parameters(), 10.0, momentum=0.9)
-        self.scheduler = hdet.OneCycleLR(self.optimizer, "auto", **{"total_steps": steps, **arguments})
+        self.scheduler = hdet.auto(self.optimizer, **{"total_steps": steps, **arguments})
         self.rates: list[float] = []
 
     @property

@@ -22,7 +22,7 @@ STRETCHES = [(4, range(20)), (2, range(20, 40)), (4, range(40, STEPS))]
 
 def _built(model: Net, journal: Path | None = None) -> tuple[Any, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal)
+    return optimizer, hdet.auto(optimizer, total_steps=STEPS, journal=journal)
 
 
 def _stretch(rank: int, folder: Path, world: int, steps: range) -> tuple[list[Tensor], list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ def decaying() -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, 0.1, 50, decay="exponential", auto_lr=hdet.Normalised())
 
 
-def search() -> hdet.OneCycleLR:
+def search() -> hdet.AutoScheduler:
     return Searching().go(0, 12).scheduler
 
 
@@ -72,7 +73,7 @@ def test_states_of_others(kind: str, foreign: str) -> None:
     scheduler, (state, words) = KINDS[kind](), FOREIGN[foreign]
     before = copy.deepcopy(scheduler.state_dict())
     with pytest.raises(
-        hdet.ArgumentError, match=rf"was given {words}.*, but a state of hdet\.\w+.* was expected; give it"
+        hdet.ArgumentError, match=rf"was given {words}.*, but a state of .*hdet\.\w+.* was expected; give it"
     ):
         scheduler.load_state_dict(state)
     assert repr(scheduler.state_dict()) == repr(before)
@@ -153,3 +154,35 @@ def test_a_state_without_an_entry_is_refused_or_goes_on(kind: str) -> None:
         else:
             scheduler.optimizer._opt_called = True
             scheduler.step()
+
+
+MANGLED = ["", "x", [], [None], ["x"], {}, [{}], True, math.nan, 1.5, 10**400, torch.ones(2), [0.1, 0.1]]
+"""What few values of a search's schedule are."""
+
+
+@pytest.mark.filterwarnings("ignore::hdet.SearchWarning")
+@pytest.mark.parametrize("kind", ["search", "on_a_schedule"])
+def test_a_mangled_value_of_a_schedule_is_refused_or_goes_on(kind: str) -> None:
+    """Either it is refused and nothing has changed, or rates are numbers afterwards."""
+    state = STATES[kind]
+    paths = [("last_epoch",), ("total_steps",), ("_last_lr",), ("schedule",)]
+    paths += [("schedule", key) for key in state["schedule"]]
+    refused = set()
+    for path in paths:
+        for value in MANGLED:
+            mangled = copy.deepcopy(state)
+            (mangled if len(path) == 1 else mangled["schedule"])[path[-1]] = value
+            scheduler = BARE[kind]()
+            before, own = repr(scheduler.state_dict()), rates(scheduler)
+            try:
+                scheduler.load_state_dict(mangled)
+            except hdet.ArgumentError:
+                refused.add(path)
+                assert repr(scheduler.state_dict()) == before, (path, value)
+                assert rates(scheduler) == own, (path, value)
+            else:
+                for _ in range(2):
+                    scheduler.optimizer._opt_called = True
+                    scheduler.step()
+                assert all(map(math.isfinite, rates(scheduler))), (path, value)
+    assert refused == set(paths) - {("total_steps",)}  # that of the schedule counts

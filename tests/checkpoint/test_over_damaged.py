@@ -118,7 +118,6 @@ def test_a_known_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     read: list[str] = []
     real = checkpoint_file._sums_of
     monkeypatch.setattr(checkpoint_file, "_sums_of", lambda path: read.append(path.name) or real(path))
-    monkeypatch.setattr(checkpoint_file, "_TICK", -1)
     path = tmp_path / "run.pt"
     for number in range(5):
         save(path, number, keep=4)
@@ -132,20 +131,6 @@ def test_a_known_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert read == ["run.pt"] * 2
     rot(path)
     assert value_in(path) == 4
-
-
-def test_a_change_within_the_same_tick_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system counts time in ticks: a file that was written just now is not trusted by its time alone."""
-    monkeypatch.setattr(checkpoint_file, "_TICK", 10**12)  # however busy the machine is
-    path = tmp_path / "run.pt"
-    save(path, 1)
-    save(path, 2)
-    seen = path.stat()
-    rot(path)
-    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    save(path, 3)
-    rot(path)
-    assert value_in(path) == 1
 
 
 def test_a_file_of_somebody_else_is_kept_once(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _search(rank: int, ranks: int, path: str, begin: int, end: int) -> list[floa
     plain = two_layer(begin)  # a checkpoint replaces the weights
     model: nn.Module = DistributedDataParallel(plain) if ranks > 1 else plain
     optimizer = torch.optim.Adam(plain.parameters(), 1e-6)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS)
     parts = {"model": plain, "optimizer": optimizer, "scheduler": scheduler}
     rates = hdet.load(path, **parts)["rates"] if begin else []
     for step in range(begin, end):

@@ -158,10 +158,6 @@ def trained(total_steps: int) -> Any:
     return hdet.OneCycleLR(one_optimizer(), 0.1, total_steps)
 
 
-def search(total_steps: int) -> Any:
-    return Searching(steps=total_steps, optimizer="sgd").scheduler
-
-
 def ensemble(total_steps: int | None) -> Any:
     return hdet.Ensemble(one_optimizer(), total_steps=total_steps)
 
@@ -170,9 +166,7 @@ def of_torch(total_steps: int) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(one_optimizer(), 0.1, total_steps)
 
 
-@pytest.mark.parametrize(
-    ("of", "into"), [(trained, trained), (of_torch, search), (ensemble, ensemble), (of_torch, trained)]
-)
+@pytest.mark.parametrize(("of", "into"), [(trained, trained), (ensemble, ensemble), (of_torch, trained)])
 def test_another_length_is_told_when_it_is_loaded(of: Any, into: Any) -> None:
     state, scheduler = of(80).state_dict(), into(160)
     with pytest.warns(hdet.ResumeWarning, match=r"80 steps, .* total_steps=160.*; ") as told:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, SequentialLR
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
 import hdet
 from tests.models import batch, two_layer
@@ -35,26 +35,33 @@ def any_schedule(model: nn.Sequential) -> Parts:
 
 def rate_as_tensor(model: nn.Sequential) -> Parts:
     optimizer = torch.optim.Adam(model.parameters(), torch.tensor(1e-5))
-    return [optimizer], hdet.OneCycleLR(optimizer, "auto", STEPS)
+    return [optimizer], hdet.auto(optimizer, STEPS)
 
 
-def in_a_sequence(model: nn.Sequential) -> Parts:
-    """Its turn begins between the first two cuts."""
+def along_a_sequence(model: nn.Sequential) -> Parts:
+    """The turn of its second part begins between the first two cuts."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
-    search = hdet.OneCycleLR(optimizer, "auto", STEPS)
-    return [optimizer], SequentialLR(optimizer, [ConstantLR(optimizer, 0.1), search], milestones=[7])
+
+    def sequence(one: torch.optim.Optimizer) -> SequentialLR:
+        return SequentialLR(one, [LinearLR(one, 0.1, total_iters=7), CosineAnnealingLR(one, STEPS - 7)], milestones=[7])
+
+    return [optimizer], hdet.auto(optimizer, schedule=sequence, total_steps=STEPS)
 
 
 def in_a_chain(model: nn.Sequential) -> Parts:
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
-    return [optimizer], ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS)], optimizer)
+    return [optimizer], ChainedScheduler([hdet.auto(optimizer, STEPS)], optimizer)
 
 
-def in_a_chain_in_a_sequence(model: nn.Sequential) -> Parts:
+def along_a_chain_in_a_sequence(model: nn.Sequential) -> Parts:
     """The state of a chain has no step of its own."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
-    chain = ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS)], optimizer)
-    return [optimizer], SequentialLR(optimizer, [chain, ConstantLR(optimizer, 0.1)], milestones=[STEPS + 1])
+
+    def sequence(one: torch.optim.Optimizer) -> SequentialLR:
+        chain = ChainedScheduler([LinearLR(one, 0.1, total_iters=7), CosineAnnealingLR(one, STEPS)], one)
+        return SequentialLR(one, [chain, ConstantLR(one, 0.1)], milestones=[STEPS // 2])
+
+    return [optimizer], hdet.auto(optimizer, schedule=sequence, total_steps=STEPS)
 
 
 def inside(scheduler: Any) -> Iterator[Any]:
@@ -95,7 +102,7 @@ class Run:
 
 @pytest.mark.filterwarnings("error::hdet.ResumeWarning")
 @pytest.mark.parametrize(
-    "make", [several, any_schedule, rate_as_tensor, in_a_sequence, in_a_chain, in_a_chain_in_a_sequence]
+    "make", [several, any_schedule, rate_as_tensor, in_a_chain, along_a_sequence, along_a_chain_in_a_sequence]
 )
 def test_bit_equal(tmp_path: Path, make: Callable[..., Parts]) -> None:
     whole = Run(0, make)

@@ -35,7 +35,7 @@ class Run(NamedTuple):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         if kind == "guard":
             return cls(model, optimizer, hdet.Guard(optimizer, model, check_every=EVERY))
-        return cls(model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, model=model))
+        return cls(model, optimizer, hdet.auto(optimizer, total_steps=STEPS, model=model))
 
     def go(self, rank: int, steps: range) -> None:
         for t in steps:

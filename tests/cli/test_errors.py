@@ -24,7 +24,7 @@ COMMANDS = ("compare", "report", "export")
         ("compare /no/such", "compare needs two runs or more"),
         ("compare /no/such /neither", "does not exist"),
         ("export /no/such", "does not exist"),
-        ("export /no/such -o schedule.xls", "-o must end with .csv or .json"),
+        ("export /no/such -o schedule.csv", "does not exist"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -21,7 +21,7 @@ def test_the_library_installs_no_handler() -> None:
         import torch, hdet
         p = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([p], lr=0.1)
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=50)
+        scheduler = hdet.auto(optimizer, total_steps=50)
         for _ in range(5):
             p.grad = p.detach().clone()
             optimizer.step()

@@ -15,8 +15,7 @@ import pytest
 import tomllib
 
 import hdet
-from hdet.rollback.judge import LIMITS
-from hdet.search.constants import DEFAULT
+from hdet.rule.constants import DEFAULT, LIMITS
 from tests.code_blocks import Block, blocks, commands, failures, missing_package
 from tests.patience import PATIENCE
 

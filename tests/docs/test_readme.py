@@ -26,7 +26,8 @@ def test_it_is_short() -> None:
 def test_the_first_screen_has_what_counts_in_this_order() -> None:
     parts = (
         "```diff",
-        '+scheduler = hdet.OneCycleLR(optimizer, max_lr="auto"',
+        "+scheduler = hdet.auto(optimizer",
+        "+scheduler = hdet.OneCycleLR(optimizer",
         "docs/images/front.svg",
         "<!-- table: results -->",
         "make demo",

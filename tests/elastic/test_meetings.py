@@ -395,7 +395,7 @@ def test_bad_input() -> None:
         group.join(replica(group, "r0")[1])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(hdet.ArgumentError, match="find the rate without torchft"):
-        hdet.OneCycleLR(optimizer, "auto", total_steps=100, group=group)
+        hdet.auto(optimizer, total_steps=100, group=group)
 
 
 def test_between_meetings_nothing_is_averaged(ensemble: Ensemble) -> None:

@@ -261,9 +261,9 @@ def test_what_torchft_gives_is_refused_where_it_does_not_fit(processes: Processe
     net = seeded(0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(hdet.ArgumentError, match="give the optimizer inside"):
-        hdet.OneCycleLR(Optimizer(manager, optimizer), "auto", total_steps=100)
+        hdet.auto(Optimizer(manager, optimizer), total_steps=100)
     with pytest.raises(hdet.ArgumentError, match="find the rate without torchft"):
-        hdet.OneCycleLR(optimizer, "auto", total_steps=100, model=PureDistributedDataParallel(manager, net))
+        hdet.auto(optimizer, total_steps=100, model=PureDistributedDataParallel(manager, net))
     with pytest.raises(hdet.ArgumentError, match="find the rate without torchft"):
         hdet.auto(optimizer, total_steps=100, group=hdet.torchft(manager))
     manager._use_async_quorum = True

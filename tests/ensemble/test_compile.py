@@ -57,7 +57,7 @@ def compiled(kind: str, tensor: bool, wrap: Any = nn.Sequential, guess: float = 
     if kind == "torch":
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS, cycle_momentum=False)
     else:
-        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=STEPS, cycle_momentum=False)
+        scheduler = hdet.auto(optimizer, total_steps=STEPS)
 
     def count(graph: torch.fx.GraphModule, _: object) -> object:
         graphs.append(graph)

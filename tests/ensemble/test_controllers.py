@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected, softmax_weights
-from hdet.ensemble.design import assign, multipliers
+from hdet.ensemble.design import assign
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
+from tests.ensemble.rho import multipliers
 
 pytestmark = pytest.mark.quick
 

@@ -110,13 +110,13 @@ def test_both_train_on_alike_and_alone(copied: Copying) -> None:
     assert values_of(other) == values_of(parts) == at_the_end
 
 
-def test_functions_are_refused_by_name() -> None:
-    """A function would be shared, and the copy would write into the original."""
+def test_a_copy_shares_functions() -> None:
+    """As a copy of torch's LambdaLR does. pickle refuses a function without a name."""
     cell = {"value": 0.1}
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     knob = hdet.knobs.custom("mine", lambda: cell["value"], lambda v: cell.update(value=v), spread=0.05)
     ensemble = hdet.Ensemble(optimizer, knobs=[knob], allow_uninformative=True)
-    for copied in (copy.deepcopy, pickled):
-        with pytest.raises(hdet.ArgumentError, match=r"the knob 'mine' cannot be copied or pickled: .*; give methods"):
-            copied((model, optimizer, ensemble))
+    assert copy.deepcopy(ensemble)["mine"] == cell["value"] == ensemble["mine"]
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(ensemble)

@@ -170,8 +170,9 @@ def test_hugging_face_style_lambda_and_a_schedule_without_state() -> None:
     optimizer = make_optimizer("sgd", groups_of(two_layer()))
     with pytest.raises(hdet.ArgumentError, match="step"):
         hdet.Ensemble(optimizer, 7)  # type: ignore[arg-type]
-    with pytest.raises(hdet.ArgumentError, match="spreads the rates already"):
-        hdet.Ensemble(optimizer, hdet.OneCycleLR(optimizer, 0.1, 20))
+    for made in (hdet.OneCycleLR(optimizer, 0.1, 20), hdet.auto(optimizer, 100)):
+        with pytest.raises(hdet.ArgumentError, match=rf"{type(made).__name__}, which .*spreads the rates already"):
+            hdet.Ensemble(optimizer, made)
     momentum = hdet.knobs.optimizer(optimizer, "momentum", spread=0.1, scale="logit")
     with pytest.raises(hdet.ArgumentError, match="cycle_momentum=False"):
         hdet.Ensemble(optimizer, lr_scheduler.OneCycleLR(optimizer, 0.1, 20), [momentum])

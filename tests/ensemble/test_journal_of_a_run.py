@@ -12,8 +12,9 @@ import torch
 
 import hdet
 from hdet.ensemble.controller import Update
-from hdet.ensemble.design import assign, multipliers
+from hdet.ensemble.design import assign
 from hdet.ensemble.steering import controller_from
+from tests.ensemble.rho import multipliers
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.processes import error_of, run_ranks
 
@@ -136,7 +137,7 @@ def _with_nan(rank: int, path: str) -> None:
     torch.nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.ones(4, 2)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", 50, cycle_momentum=False, journal=path)
+    scheduler = hdet.auto(optimizer, 50, journal=path)
     for _ in range(20):
         optimizer.zero_grad()
         model(x).square().mean().backward()

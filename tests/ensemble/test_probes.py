@@ -18,11 +18,11 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.copies import put_back as kept
+from hdet.copies import write_
 from hdet.ensemble.controller import Update
 from hdet.ensemble.probe import probed_loss, unwrapped
 from hdet.ensemble.signals import RoundMean
-from hdet.parameters import put_back as kept
-from hdet.parameters import write_
 from hdet.ranks.group import Solo, connect
 from tests.models import batch
 from tests.processes import error_of, run_ranks

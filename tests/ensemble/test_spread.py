@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.ensemble.design import Balanced, Permuted, assign, multipliers, permutation
+from hdet.ensemble.design import Balanced, Permuted, assign, permutation
+from tests.ensemble.rho import multipliers
 
 pytestmark = pytest.mark.quick
 

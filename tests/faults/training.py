@@ -79,11 +79,11 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
     return End(digest, _digest(list(model.buffers())), validation, began)
 
 
-def _built(plan: Plan, journal: Path | None) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
+def _built(plan: Plan, journal: Path | None) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, Any]:
     model = _network(plan.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     if plan.way == "search":
-        scheduler = hdet.OneCycleLR(optimizer, "auto", STEPS, model=model, journal=journal)
+        scheduler = hdet.auto(optimizer, STEPS, model=model, journal=journal)
         return model, _shared(model, dist.group.WORLD), optimizer, scheduler
     arms = hdet.arms(2 if plan.ranks == 4 else plan.ranks) if plan.way == "arms" else None
     shared = dist.group.WORLD if arms is None else arms.gradients

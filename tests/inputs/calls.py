@@ -17,12 +17,13 @@ from torch import nn
 import hdet
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.integrations.accelerate import prepare
+from hdet.optimizer.groups import parts_of
 from tests.elastic.standin import Lighthouse, StandIn
 
 __all__ = ["CALLS", "NOT_CALLED", "Call"]
 
-NOT_CALLED = {"Controller", "JournalData", "TrainLoss", "__version__", "knobs"}
-"""Public names that check nothing: a protocol, what a reader fills in, and a module."""
+NOT_CALLED = {"AutoScheduler", "Controller", "JournalData", "TrainLoss", "__version__", "knobs"}
+"""Public names that check nothing: a protocol, what a reader fills in, what hdet.auto makes, and a module."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,18 @@ def _cycling(_: Path) -> dict[str, Any]:
 
 
 def _auto(_: Path) -> dict[str, Any]:
-    return {"optimizer": optimizer_of(), "max_lr": "auto", "total_steps": 50, "cycle_momentum": False}
+    return {"optimizers": optimizer_of(), "total_steps": 50}
 
 
 def _endless(_: Path) -> dict[str, Any]:
-    return {"optimizer": optimizer_of(), "max_lr": "auto", "cycle_momentum": False}
+    return {"optimizers": [optimizer_of(), optimizer_of()]}
 
 
 def _finish(steps: Any) -> Any:
     """Of a run without an end."""
-    scheduler = hdet.OneCycleLR(**_endless(Path()))
+    scheduler = hdet.auto(optimizer_of())
     scheduler.finish(steps)
     return scheduler
-
-
-def _several(_: Path) -> dict[str, Any]:
-    return {"optimizers": optimizer_of(), "total_steps": 50}
 
 
 def _scheduled(_: Path) -> dict[str, Any]:
@@ -167,10 +164,11 @@ class _Accelerator:
 def _train(scheduler: Any, given: dict[str, Any]) -> None:
     """Two steps; where there is no gradient, the optimizer moves nothing."""
     for _ in range(2):
-        for row in scheduler.optimizer.param_groups:
-            for p in row["params"]:
-                p.grad = torch.ones_like(p)
-        scheduler.optimizer.step()
+        for optimizer in parts_of(scheduler.optimizer):
+            for row in optimizer.param_groups:
+                for p in row["params"]:
+                    p.grad = torch.ones_like(p)
+            optimizer.step()
         scheduler.step(0.5)
 
 
@@ -196,18 +194,16 @@ _WORDS = {"optimizer": ("Optimizer",), "total_steps": ("total steps",)}
 CALLS = [
     Call("OneCycleLR", hdet.OneCycleLR, _onecycle, SCHEDULE, _train, _WORDS),
     Call("OneCycleLR, momentum", hdet.OneCycleLR, _cycling, SCHEDULE, _train, _WORDS),
-    Call('OneCycleLR("auto")', hdet.OneCycleLR, _auto, SCHEDULE, _train, _WORDS),
-    Call(
-        'OneCycleLR("auto"), no end',
-        hdet.OneCycleLR,
-        _endless,
-        SCHEDULE,
-        _train,
-        {**_WORDS, "max_lr": ("total_steps",)},  # a number needs one
-    ),
     Call("finish", _finish, lambda _: {"steps": 10}, frozenset(), _train),
-    Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train, _WORDS),
-    Call("auto, any schedule", hdet.auto, _scheduled, frozenset({"total_steps"}), _train, _WORDS),
+    Call("auto", hdet.auto, _auto, use=_train, words=_WORDS),
+    Call(
+        "auto, no end",
+        hdet.auto,
+        _endless,
+        use=_train,
+        words={**_WORDS, "schedule": ("total_steps",)},  # a schedule needs one
+    ),
+    Call("auto, any schedule", hdet.auto, _scheduled, use=_train, words=_WORDS),
     Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train),
     Call("Guard", hdet.Guard, _guard, frozenset(), _guarded),
     Call("ProbeBatch", hdet.ProbeBatch, _probe, frozenset(), _evaluate),

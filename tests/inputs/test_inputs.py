@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
@@ -135,8 +136,8 @@ def onecycle(**more: Any) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer_of(), **{"max_lr": 0.1, "total_steps": 50, "cycle_momentum": False, **more})
 
 
-def auto(**more: Any) -> hdet.OneCycleLR:
-    return hdet.OneCycleLR(optimizer_of(), "auto", 50, cycle_momentum=False, **more)
+def auto(**more: Any) -> hdet.AutoScheduler:
+    return hdet.auto(optimizer_of(), **{"total_steps": 50, **more})
 
 
 def scheduled(**more: Any) -> object:
@@ -147,9 +148,11 @@ def ensemble(**more: Any) -> hdet.Ensemble:
     return hdet.Ensemble(optimizer_of(), **more)
 
 
-def test_arguments_of_onecycle_have_no_use_with_a_schedule() -> None:
-    with pytest.raises(TypeError, match="pct_start"):
-        scheduled(pct_start=0.3)
+@pytest.mark.parametrize("make", [auto, scheduled])
+@pytest.mark.parametrize("argument", ["pct_start", "epochs", "auto_lr", "sync_every", "spread", "last_epoch"])
+def test_arguments_of_onecycle_are_none_of_auto(make: Callable[..., object], argument: str) -> None:
+    with pytest.raises(TypeError, match=argument):
+        make(**{argument: 1})
 
 
 @pytest.mark.parametrize(
@@ -160,14 +163,23 @@ def test_arguments_of_onecycle_have_no_use_with_a_schedule() -> None:
         (onecycle, "max_lr", [-0.1]),
         (onecycle, "max_lr", torch.tensor(math.inf)),
         (onecycle, "auto_lr_start", ""),
-        (auto, "auto_lr_start", ""),
-        (auto, "auto_lr_start", False),
-        (auto, "sync_every", ""),
+        (onecycle, "sync_every", ""),
+        (onecycle, "max_lr", "auto"),
+        (auto, "total_steps", 0),
+        (auto, "total_steps", 2.5),
+        (auto, "schedule_every", 2),
+        (auto, "rollback", None),
+        (auto, "highest", 0),
+        (auto, "highest", [0.1, 0.1]),
+        (auto, "journal", ""),
+        (auto, "model", nn.Linear),
+        (auto, "group", "all"),
         (onecycle, "seed", 0.5),
         (onecycle, "seed", True),
         (onecycle, "journal", torch.ones(())),
         (onecycle, "journal", hdet.Journal),
         (onecycle, "journal", ""),
+        (scheduled, "schedule", lambda one: hdet.auto(one, 50)),
         (scheduled, "schedule_every", 0),
         (scheduled, "schedule_every", True),
         (scheduled, "total_steps", None),

@@ -56,7 +56,7 @@ def test_no_argument_is_printed_whole(call: Call, tmp_path: Path) -> None:
 
 def _losses() -> dict[str, Callable[[Any], Any]]:
     scheduled, cosine = optimizer_of(), torch.optim.lr_scheduler.CosineAnnealingLR
-    searching = hdet.OneCycleLR(optimizer_of(), "auto", 50, cycle_momentum=False)
+    searching = hdet.auto(optimizer_of(), 50)
     by_schedule = hdet.auto(scheduled, schedule=cosine(scheduled, 50), total_steps=50)
     replicas = hdet.OneCycleLR(optimizer_of(), 0.1, 50, cycle_momentum=False)
     model = model_of()
@@ -68,7 +68,6 @@ def _losses() -> dict[str, Callable[[Any], Any]]:
         **{f"{name}.load_state_dict": one.load_state_dict for name, one in takers.items()},
         "auto.load_search_state_dict": searching.load_search_state_dict,
         "schedule.load_search_state_dict": by_schedule.load_search_state_dict,
-        "replicas.load_search_state_dict": replicas.load_search_state_dict,
     }
 
 

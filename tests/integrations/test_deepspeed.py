@@ -349,8 +349,8 @@ def trained(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=6, sync_every=3)
 
 
-def searching(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
-    return hdet.OneCycleLR(optimizer, "auto", total_steps=50)
+def searching(optimizer: torch.optim.Optimizer) -> hdet.AutoScheduler:
+    return hdet.auto(optimizer, total_steps=50)
 
 
 @pytest.mark.covers("frameworks", "DeepSpeed, replicas", "ZeRO-1", "refused")

@@ -317,8 +317,8 @@ def test_buffers_go_back_with_the_weights() -> None:
     auto = AutoLR()
     module = Module()
     trainer_of(auto, max_epochs=1).fit(module, loader_of(0, 50))
-    assert isinstance(auto.scheduler, hdet.OneCycleLR)
-    assert auto.scheduler._run.model is module
+    assert isinstance(auto.scheduler, hdet.AutoScheduler)
+    assert auto.scheduler.search.model is module
 
 
 def test_a_run_that_was_stopped_goes_on_with_its_search(tmp_path: Path) -> None:
@@ -598,9 +598,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], 
     "by epoch": (ByEpoch, AutoLR, {}, ["interval='epoch'", '"interval": "step"']),
     "not used": (
         lambda: Module(scheduler=ours),
-        lambda: AutoLR("run.jsonl", pct_start=0.1),
+        lambda: AutoLR("run.jsonl", highest=0.1),
         {},
-        ["'journal', 'pct_start'", "give"],
+        ["'journal', 'highest'", "give"],
     ),
     "DeepSpeed": (Module, AutoLR, {"strategy": Engine("cpu")}, ["strategy='Engine'", "ModelParallelStrategy"]),
     "endless": (
@@ -649,15 +649,15 @@ def test_a_run_that_falls_cannot_be_made_longer(tmp_path: Path) -> None:
     error = error_of(lambda: trainer.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
     assert isinstance(error, hdet.ArgumentError)
     words = str(error)
-    assert words.startswith("the steps given by max_steps and max_epochs of the trainer must be 50 as in the run that")
-    assert "but are 100; resume with Trainer(max_steps=50), or the max_epochs that make as many, or load only" in words
+    assert words.startswith("total_steps must be 50 as in the run that")
+    assert "but got total_steps=100; give that, or begin a new run from the weights" in words
+    assert "Here total_steps is given by max_steps and max_epochs of the trainer." in words
     assert words.endswith("A run that is to be extended, or shortened, at any step needs AutoLR(finish=...)")
     for made in (AutoLR(total_steps=120), AutoLR(finish=20), AutoLR(schedule=shape)):
         trainer = trainer_of(made, max_epochs=2)
         error = error_of(lambda own=trainer: own.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
         assert isinstance(error, hdet.ArgumentError)
-        assert ("AutoLR(total_steps=50)" in str(error)) == ("total_steps" in made.onecycle)
-        assert ("without finish=" in str(error)) == (made.finish is not None)
+        assert ("total_steps of AutoLR" in str(error)) == ("total_steps" in made.onecycle)
     auto = AutoLR()
     trainer_of(auto, max_epochs=2).fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=10.ckpt")
     assert auto.scheduler is not None
@@ -731,7 +731,7 @@ def test_a_trainer_without_an_end_holds_the_rate_until_it_is_finished() -> None:
     trainer_of(auto, Stops(130), max_epochs=-1).fit(module, loader_of(0, 50))
     assert len(module.rates) == 130
     assert module.rates[-1] > HELD * max(module.rates)
-    assert isinstance(auto.scheduler, hdet.OneCycleLR)
+    assert isinstance(auto.scheduler, hdet.AutoScheduler)
     assert auto.scheduler.total_steps == float("inf")
     module = Module()
     trainer_of(AutoLR(), Finishes(130, 70), max_epochs=-1).fit(module, loader_of(0, 50))
@@ -787,7 +787,7 @@ def test_a_run_that_is_cut_while_the_rate_falls(tmp_path: Path) -> None:
 def test_what_falls_by_itself_has_no_finish() -> None:
     module = Module(scheduler=lambda optimizer: hdet.OneCycleLR(optimizer, 0.1, total_steps=20))
     error = error_of(lambda: trainer_of(AutoLR(finish=10), max_epochs=1).fit(module, loader_of(0, 20)))
-    assert "finish= needs a hdet.OneCycleLR" in str(error)
+    assert "finish= needs the scheduler of hdet.auto without schedule=, but this OneCycleLR" in str(error)
     assert "finish must be an integer, at least 1, but got finish=0" in str(error_of(lambda: AutoLR(finish=0)))
 
 

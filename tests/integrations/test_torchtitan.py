@@ -74,7 +74,7 @@ def test_it_ends_where_the_plain_loop_ends(names: tuple[str, ...], gives_loss: b
     seen = loop.train(range(STEPS))
     assert final_loss(loop.model) / by_hand(*names, gives_loss=gives_loss) == pytest.approx(1, abs=0.02)
     assert seen[-1].keys() == {f"lr/{name}" for name in names}
-    assert loop.schedulers.scheduler._run.model is loop.model
+    assert loop.schedulers.scheduler.search.model is loop.model
 
 
 def by_hand(*names: str, gives_loss: bool = True) -> float:

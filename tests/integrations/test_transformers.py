@@ -120,9 +120,9 @@ def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, max_steps=100)
     AutoLR().attach(trainer)
     trainer.train()
-    assert isinstance(trainer.lr_scheduler, hdet.OneCycleLR)
+    assert isinstance(trainer.lr_scheduler, hdet.AutoScheduler)
     assert trainer.lr_scheduler.last_epoch == 100
-    assert trainer.lr_scheduler._run.model is trainer.model
+    assert trainer.lr_scheduler.search.model is trainer.model
     assert loss_after(trainer) / by_hand(trainer_of(tmp_path, max_steps=100)) == pytest.approx(1, abs=0.1)
     assert logged(trainer, "hdet/found")[-1] == trainer.lr_scheduler.found.rate
     assert logged(trainer, "hdet/status")[-1] == trainer.lr_scheduler.found.status == "settled"
@@ -258,12 +258,8 @@ def test_resume_goes_on_with_the_search(tmp_path: Path) -> None:
     assert loss_after(again) / loss_after(first) == pytest.approx(1, abs=0.1)
 
 
-def test_a_run_that_is_resumed_without_attach_says_what_to_write(tmp_path: Path) -> None:
-    """Before the Trainer's own scheduler fails at hdet's state, with a KeyError."""
+def test_a_callback_that_is_attached_too_resumes(tmp_path: Path) -> None:
     AutoLR().attach(trainer_of(tmp_path, save_strategy="steps", save_steps=30)).train()
-    again = trainer_of(tmp_path, callbacks=[AutoLR()])
-    with pytest.raises(hdet.ArgumentError, match=r"was not attached to it.* write AutoLR\(\.\.\.\)\.attach\(trainer\)"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
     given = AutoLR()
     whole = given.attach(trainer_of(tmp_path, callbacks=[given]))
     whole.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
@@ -418,8 +414,8 @@ def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
     AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=10)).train()
     seen: list[int] = []
     words = (
-        "the steps given by max_steps and num_train_epochs of the TrainingArguments must be 50 as in the run .* but "
-        r"are {steps}; resume with max_steps=50, .* new run; .* AutoLR\(finish=\.\.\.\)"
+        "total_steps must be 50 as in the run .* but got total_steps={steps}; give that, or begin a new run .* given "
+        r"by max_steps and num_train_epochs of the TrainingArguments.* AutoLR\(finish=\.\.\.\)"
     )
     for steps in (70, 40):
         again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
@@ -432,7 +428,7 @@ def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
             again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
         assert not seen
     again = AutoLR().attach(trainer_of(tmp_path, max_steps=15))
-    shorter = r"must be such that .* after step 10, .* but are 15, .*AutoLR\(finish="
+    shorter = r"must be such that .* after step 10, .* but got total_steps=15, .*AutoLR\(finish="
     with quiet(), pytest.raises(hdet.ArgumentError, match=shorter):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
 
@@ -754,5 +750,5 @@ def test_a_trainer_with_another_scheduler_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hdet.ArgumentError, match="known in advance, but got lr_scheduler="):
         AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler)))
     trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, auto_on(optimizer)))
-    with pytest.raises(hdet.ArgumentError, match=r"options must be empty.*pct_start"):
-        AutoLR(pct_start=0.1).attach(trainer)
+    with pytest.raises(hdet.ArgumentError, match=r"options must be empty.*highest"):
+        AutoLR(highest=0.1).attach(trainer)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 import hdet.jax
-from hdet.events import Event
+from hdet.jax.rule import peak_factor
+from hdet.rule.enums import Event
 from tests.models import batch, two_layer
 from tests.search import twin
 
@@ -107,7 +108,7 @@ def step_of(optimizer: optax.GradientTransformationExtraArgs, tells: bool) -> Ca
             params = optax.apply_updates(params, updates)
             rate = after.steps.rate * after.guesses[0]
             return (params, after), Out(
-                rate, loss, params, after.memory.notes.event, after.memory.notes.rounds, after.memory.found.peak_factor
+                rate, loss, params, after.memory.notes.event, after.memory.notes.rounds, peak_factor(after.memory.found)
             )
 
         return jax.lax.scan(step, (params, state), (xs, ys, lesson))

@@ -17,8 +17,8 @@ import optax
 
 import hdet
 import hdet.jax
-from hdet.events import Event
 from hdet.jax.rule import code_of
+from hdet.rule.enums import Event
 
 STEPS = 120
 Params = dict[str, jax.Array]
@@ -104,7 +104,7 @@ def test_bfloat16_weights_come_back_exactly() -> None:
     own, params = Loop(optimizer), weights(jnp.bfloat16)
     state = optimizer.init(params)
     params, state = own.train(params, state, 0, 26)
-    kept = jax.tree.map(np.asarray, state.slots[int(state.memory.found.last)][0])
+    kept = jax.tree.map(np.asarray, state.slots[int(state.memory.snapshots.last)][0])
     params, state = own.train(params, state, 26, 30, {27: np.nan})
     assert state.memory.notes.event == code_of(Event.BAD_BATCH)
     for name, p in params.items():

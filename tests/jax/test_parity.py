@@ -12,7 +12,7 @@ pytest.importorskip("optax")
 
 import jax
 
-from hdet.events import Event
+from hdet.rule.enums import Event
 from tests.jax.runs import NAN, Lesson, assert_equal, simulated, story, trained
 
 CLOSE = 1e-9

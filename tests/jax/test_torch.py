@@ -22,6 +22,7 @@ import hdet
 import hdet.jax
 from hdet.jax import AutoState
 from hdet.jax.schedule import Plan
+from hdet.schedulers.trapezoid import Trapezoid
 from tests.jax.runs import Lesson, Out, data, make, runner, step_of, weights
 from tests.models import two_layer
 
@@ -108,10 +109,17 @@ def test_a_run_is_finished_while_it_is_held() -> None:
 @pytest.mark.parametrize("steps", [2, 10, 100])
 @pytest.mark.parametrize("rise", [0.05, 0.3, 0.8])
 def test_the_plain_schedule(steps: int, rise: float) -> None:
-    theirs = TorchRun(1.0)
-    scheduler = hdet.auto(theirs.optimizer, total_steps=steps, pct_start=rise, auto_lr=False)
-    theirs.train(scheduler, 0, steps)
-    np.testing.assert_allclose(Plan.of(steps, rise, None).plain(jnp.arange(steps)), theirs.rates, rtol=1e-9)
+    end, hold = rise * steps - 1, max(rise, 0.6) * steps - 1
+
+    def shape(t: int) -> float:
+        if t < end:
+            return 1 / 25 + 24 / 25 * t / end
+        return 1 - (1 - 1 / 250_000) * math.sqrt((t - hold) / (steps - 1 - hold)) if t > hold else 1.0
+
+    own = Plan.of(steps, rise, None).plain(jnp.arange(steps))
+    np.testing.assert_allclose(own, [shape(t) for t in range(steps)], rtol=1e-9)
+    if rise == 0.3:
+        np.testing.assert_allclose(own, [Trapezoid.of(steps).at(t) for t in range(steps)], rtol=1e-9)
 
 
 def _part(state: AutoState, begin: int, end: int) -> tuple[AutoState, Out]:

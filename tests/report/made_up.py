@@ -98,7 +98,7 @@ _RUINED = 20
 """The round after which the run goes back."""
 
 
-def searched_folder(folder: Path, name: str = "auto", seed: int = 1, final: float = 3.277) -> Path:
+def searched_folder(folder: Path, seed: int = 1, final: float = 3.277) -> Path:
     """A search over three groups from a rate that is too low: a first step, weights put back once, a resume."""
     chance, total = random.Random(seed), sum(_LENGTHS)
     m, records = 0.001, []
@@ -107,14 +107,8 @@ def searched_folder(folder: Path, name: str = "auto", seed: int = 1, final: floa
         m = records[-1]["learned"][0]
     told = {"max_lr": "auto", "guess": [1e-3] * len(GROUPS), "schedule": "CosineAnnealingLR", "schedule_every": 1}
     header = a_header(GROUPS, 1, **told, rollback=True, total_steps=total)
-    curve = ["step,train_loss,validation_loss"]
-    for t in range(0, total, 2):
-        fit = 1.8 * math.exp(-4 * t / total) + final
-        curve.append(f"{t},{fit + 0.08 * chance.gauss(0, 1)},{fit + 0.03 if t % 50 == 0 else ''}")
-    run = {"task": "gpt", "name": name, "arguments": {"lr": 1e-3}, "steps": total, "crashed": False, "seed": seed}
-    run |= {"final": {"loss": final, "accuracy": 0.412}, "seconds": 0.34 * total + 40}
     resume = {"kind": "resume", "time": "2026-11-15T03:00:00+00:00", "step": records[29]["step"], "replicas": 1}
-    return write_folder(folder, header, *records[:30], resume, *records[30:], curve="\n".join(curve) + "\n", **run)
+    return write_folder(folder, header, *records[:30], resume, *records[30:])
 
 
 def _searched_round(k: int, m: float, final: float, chance: random.Random) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def channels(colour: str) -> list[int]:
 
 
 def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
-    runs = [load_run(searched_folder(tmp_path / name, name, seed)) for seed, name in enumerate(("auto", "tuned"))]
+    runs = [load_run(searched_folder(tmp_path / name, seed)) for seed, name in enumerate(("auto", "tuned"))]
     table = Table(["a long heading of a column"] * 8, [["a cell that is wide"] * 8], "Ablation")
     page = write_report(runs, tmp_path / "r.html", table=table)
     look(browser, page, PHONE)
@@ -311,28 +311,22 @@ def test_an_alarm_is_red_and_comes_first(
 
 
 def test_several_runs_over_each_other(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
-    curve = "step,train_loss,validation_loss,rate\n" + "".join(
-        f"{t},{9 - t / 50},{9 - t / 50},0.01\n" for t in range(400)
-    )
-    plain = {"name": "plain", "arguments": {"method": "none", "lr": 0.01}, "final": {"loss": 1.0}}
-    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("low", "high")]
-    runs.append(load_run(write_folder(tmp_path / "plain", curve=curve, **plain)))
+    runs = [load_run(searched_folder(tmp_path / name)) for name in ("low", "high")]
     page = write_report(runs, tmp_path / "r.html", title="All")
     for size in (PHONE, WIDE):
         look(browser, page, size)
         assert fits(browser, size)
-        drawn = "return document.querySelector('.plot').data.map(t => [t.name, t.legendrank, t.line.dash])"
-        names, ranks, dashes = zip(*browser.execute_script(drawn), strict=True)
-        assert names == ("plain", "low", "high")  # a search is in front of the others
-        assert [name for _, name in sorted(zip(ranks, names, strict=True))] == ["low", "high", "plain"]
-        assert len(set(dashes[1:])) == 2  # these two coincide
+        drawn = "return document.querySelector('.plot').data.map(t => [t.name, t.line.dash])"
+        names, dashes = zip(*browser.execute_script(drawn), strict=True)
+        assert names == ("low", "high")
+        assert len(set(dashes)) == 2  # they coincide
         keep(browser, artifacts / f"report-several-{size[0]}.png")
     no_complaints(browser)
 
 
 def test_a_page_that_arrives_slowly_is_readable_and_then_drawn(tmp_path: Path) -> None:
     """The first part is text; the scripts come later, and a run that was opened before them is drawn then."""
-    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two")]
+    runs = [load_run(searched_folder(tmp_path / name)) for name in ("one", "two")]
     page = write_report(runs, tmp_path / "r.html").read_bytes()
     with opened_browser("none") as browser, arriving(page) as (address, rest):
         browser.get(address)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hdet.journal.file import encoded
+from hdet.journal.schedules import found_schedules
 from hdet.report.data import RunData, load_run
 from hdet.report.page import write_report
 from hdet.report.series import comparison_figures, run_figures
 from hdet.report.thinning import MOST
 from hdet.report.verdict import advice, ending, verdict, warned
-from hdet.schedulers.replay import found_schedules
 from tests.report.made_up import a_header, a_round
 
 ROUNDS = 20_000

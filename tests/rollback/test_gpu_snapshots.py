@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.rollback.snapshots import START, Snapshots, Storage
+from hdet.rollback.snapshots import START, Snapshots
+from hdet.rollback.storage import Storage
 from tests.gpu import no_synchronising
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

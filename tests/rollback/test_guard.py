@@ -619,22 +619,11 @@ def test_averages_of_the_weights_are_rolled_back_too() -> None:
     assert all(tensor.isfinite().all() for tensor in average.state_dict().values())
 
 
-@pytest.mark.parametrize(
-    ("also", "words"),
-    [
-        ([3], "also must be a list of nn.Modules"),
-        (nn.Linear(1, 1), "also must be a list"),
-        ("model", "weights of its own"),
-        ("alias", "weights of its own"),
-    ],
-)
-def test_what_is_no_average_is_refused(also: Any, words: str) -> None:
+@pytest.mark.parametrize("also", [[3], 3, nn.Linear(1, 1)])
+def test_what_is_no_list_of_averages_is_refused(also: Any) -> None:
     model = nn.Linear(2, 1)
-    alias = nn.Linear(2, 1)
-    alias.weight.data = model.weight.data
-    given = {"model": [nn.Sequential(model)], "alias": [alias]}[also] if isinstance(also, str) else also
-    with pytest.raises(hdet.ArgumentError, match=words):
-        hdet.Guard(SGD(model.parameters(), lr=0.1), model, also=given)
+    with pytest.raises(hdet.ArgumentError, match=r"also must be a list of nn\.Modules"):
+        hdet.Guard(SGD(model.parameters(), lr=0.1), model, also=also)
 
 
 # -- bad data, and harder data -----------------------------------------------------------------------------------------

@@ -9,23 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.rollback.guard_policy import (
+from hdet.rollback.guard_policy import LOOK, PATIENCE, SPACING, GuardPolicy
+from hdet.rollback.guard_state import (
     ASIDE,
     LARGEST,
-    LOOK,
-    PATIENCE,
     RECENT,
-    SPACING,
     Cause,
     GuardDecision,
-    GuardPolicy,
     GuardState,
     Outcome,
-    Snapshot,
+    RecentSteps,
     Step,
-    Usual,
 )
-from hdet.rollback.policy import Action
+from hdet.rule.enums import Action
+from hdet.rule.policy import Snapshot
 
 pytestmark = pytest.mark.quick
 
@@ -57,7 +54,7 @@ def after(
     policy: GuardPolicy = POLICY,
 ) -> GuardDecision:
     steps = [Step(*row) for row in zip(losses or FINE[:LOOK], norms, left_out, strict=False)]
-    return policy.after_look(state, t, steps, is_sound)
+    return policy.after_look(state, t, steps, is_sound=is_sound)
 
 
 def one(state: GuardState, t: int, loss: float = 1.0, norm: float = 1.0, policy: GuardPolicy = POLICY) -> GuardDecision:
@@ -162,7 +159,7 @@ def test_losses_above_their_best_say_nothing() -> None:
     for k in range(12):
         state = after(state, t := t + LOOK, *[x + 0.2 * k for x in FINE[:LOOK]]).state
     assert state.hold is None
-    risen = state._replace(usual=Usual(losses=(3.0, 3.1) * 8))
+    risen = state._replace(usual=RecentSteps(losses=(3.0, 3.1) * 8))
     assert not risen.is_strange(Step(9.0, 1.0))
     assert risen.is_strange(Step(math.nan, 1.0))
     assert risen._replace(looks=trained()[0].looks).is_strange(Step(9.0, 1.0))
@@ -175,20 +172,20 @@ def test_single_losses_and_small_changes_do_not_count(losses: tuple[float, ...])
 
 
 def test_a_step_is_remembered_by_what_is_known_of_it() -> None:
-    usual = Usual().noting(Step(3.0)).noting(Step(norm=2.0))
+    usual = RecentSteps().followed_by(Step(3.0)).followed_by(Step(norm=2.0))
     assert (usual.norms, usual.losses) == ((2.0,), (3.0,))
 
 
 @pytest.mark.parametrize(("known", "exceeded"), [(15, False), (16, True)])
 def test_a_step_is_compared_with_no_fewer_than_sixteen(known: int, exceeded: bool) -> None:
     """The first steps of a run differ among themselves by as much."""
-    assert Usual(norms=(1.0,) * known).is_exceeded_by(Step(norm=100.0)) is exceeded
-    assert Usual(losses=(1.0, *[1.1] * (known - 1))).is_exceeded_by(Step(100.0)) is exceeded
+    assert RecentSteps(norms=(1.0,) * known).is_exceeded_by(Step(norm=100.0)) is exceeded
+    assert RecentSteps(losses=(1.0, *[1.1] * (known - 1))).is_exceeded_by(Step(100.0)) is exceeded
 
 
 @given(st.lists(st.floats(0, 1e30), max_size=60))
 def test_a_limit_of_norms_is_a_number_that_no_infinite_one_is_below(norms: list[float]) -> None:
-    limit = Usual(norms=tuple(norms)).norm_limit
+    limit = RecentSteps(norms=tuple(norms)).norm_limit
     assert 0 < limit <= LARGEST
     assert not math.inf <= limit
     assert not math.nan <= limit
@@ -265,7 +262,7 @@ def test_if_no_two_losses_are_usual_their_mean_decides(losses: tuple[float, floa
 def test_losses_that_became_usual_before_the_leap_was_seen_do_not_count() -> None:
     """They belong to the harder data: what was usual before them is the measure."""
     state, t = trained(looks=60)
-    state = state._replace(usual=Usual(losses=(0.0, 4.0) * 24))
+    state = state._replace(usual=RecentSteps(losses=(0.0, 4.0) * 24))
     decision = after(state, t + LOOK, *[3.0] * LOOK)
     while decision.ended is None:
         decision = one(decision.state, t := t + 1, 3.0)
@@ -297,7 +294,7 @@ def test_gradients_that_are_never_finite_end_the_run() -> None:
 def test_a_leap_that_no_single_loss_shows_is_rolled_back() -> None:
     """Each loss is within what was usual at the beginning of these steps, and all are above the last ones."""
     state, t = trained(looks=60)
-    state = state._replace(usual=Usual(losses=(0.0, 4.0) * 24))
+    state = state._replace(usual=RecentSteps(losses=(0.0, 4.0) * 24))
     decision = after(state, t + LOOK, *[3.0] * LOOK)
     assert (decision.action, decision.cause) == (Action.ROLL_BACK, Cause.LOSSES)
     assert decision.step <= t - LOOK
@@ -313,7 +310,7 @@ def test_a_round_that_has_lost_what_was_gained_goes_to_an_older_snapshot() -> No
     level = 1.0
     for _ in range(2 * EVERY):
         level += 0.12
-        wide = state._replace(usual=Usual(losses=(0.0, 4.0) * 24))  # no single loss is strange
+        wide = state._replace(usual=RecentSteps(losses=(0.0, 4.0) * 24))  # no single loss is strange
         decision = after(wide, t := t + LOOK, *[level + x - 1.0 for x in FINE[:LOOK]])
         state = decision.state
         if decision.action is Action.ROLL_BACK:

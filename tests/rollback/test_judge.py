@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdet.rollback.judge import BLOCKS, FEWEST, Block, Limits, LossHistory, Verdict, judge
+from hdet.rule.constants import BLOCKS, FEWEST, Limits
+from hdet.rule.enums import Verdict
+from hdet.rule.judge import LossHistory, judge
+from hdet.rule.rounds import Block
 from tests.rollback.loss_curves import EXPLOSIONS, KINDS, LossCurve, curve, exploding, harder, recorded
 
 LATE = 5

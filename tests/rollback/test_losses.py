@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.errors import ArgumentError
-from hdet.rollback.judge import BLOCKS, Block, merged, table_of
 from hdet.rollback.losses import Losses
+from hdet.rule.constants import BLOCKS
+from hdet.rule.rounds import Block, merged, table_of
 
 pytestmark = pytest.mark.quick
 

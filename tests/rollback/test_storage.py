@@ -10,22 +10,21 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hdet.parameters import copy_all_, put_back
-from hdet.rollback import snapshots
-from hdet.rollback.snapshots import Slabs, Snapshots, Storage, copied, leaves
+from hdet.copies import copy_all_, put_back
+from hdet.rollback import storage
+from hdet.rollback.snapshots import Snapshots
+from hdet.rollback.storage import Slabs, Storage, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:
-    store, pairs = Storage(), []
+    store = Storage()
     value = {"step": 3, "a": torch.ones(2), "more": [torch.zeros(3), (torch.tensor(5), "word")]}
-    first = copied(value, None, True, pairs, Slabs())
-    store.fill_(pairs)
+    first = store.copied(value, None, True, Slabs())
     assert (first["step"], first["more"][1][1]) == (3, "word")
     assert [t.tolist() for t in leaves(first)] == [[1, 1], [0, 0, 0], 5]
     value["a"].mul_(7)
-    again: list[tuple[Tensor, Tensor]] = []
-    second = copied({**value, "more": [torch.zeros(4), (torch.tensor(6), "word")]}, first, True, again, Slabs())
-    store.fill_(again, beside=True)
+    more = [torch.zeros(4), (torch.tensor(6), "word")]
+    second = store.copied({**value, "more": more}, first, True, Slabs(), beside=True)
     assert second["a"] is first["a"]
     assert second["a"].tolist() == [7, 7]
     assert second["more"][0].shape == (4,)
@@ -46,7 +45,7 @@ def test_copies_stay_on_a_device_while_half_of_what_is_free_is_enough(
     free: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred bytes on each of two devices; the second has room enough."""
-    monkeypatch.setattr(snapshots, "_free", lambda device: free if device.index == 0 else 10**9)
+    monkeypatch.setattr(storage, "_free", lambda device: free if device.index == 0 else 10**9)
     needed = [OnDevice(0, 60), OnDevice(0, 40), OnDevice(1, 100)]
     assert Storage.has_room(needed) is fits  # type: ignore[arg-type]
 
@@ -96,32 +95,37 @@ def test_what_is_put_back_is_put_back_after_an_error_too() -> None:
     assert all(bool(tensor.all()) for tensor in tensors)
 
 
-def test_of_two_slots_that_were_saved_the_second_comes_back_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "_free", lambda device: 10**9)
+def test_slots_that_were_saved_come_back_on_the_host_until_they_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_free", lambda device: 10**9)
     near, far = (SGD([nn.Parameter(torch.ones(3, device=device))], lr=0.1) for device in ("cpu", "meta"))
     kept = Snapshots()
     for slot in (0, 1):
         kept.keep(slot, near, None)
     loaded = Snapshots.loaded(kept.saved(near), far)
+    assert {slot: row["weights"][0].device.type for slot, row in loaded.saved(far)} == {0: "cpu", 1: "cpu"}
+    loaded.keep(0, far, None)
     assert {slot: row["weights"][0].device.type for slot, row in loaded.saved(far)} == {0: "meta", 1: "cpu"}
 
 
 def test_of_two_slots_the_second_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     stays: dict[int, set[bool]] = {0: set(), 1: set()}
-    kept, optimizer = Snapshots(), SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    kept, optimizer, copied = Snapshots(), SGD([nn.Parameter(torch.ones(3))], lr=0.1), Storage.copied
     for slot, seen in stays.items():
-        monkeypatch.setattr(
-            snapshots,
-            "copied",
-            lambda value, old, near, *more, seen=seen: seen.add(near) or copied(value, old, near, *more),
-        )
+
+        def noting(
+            self: Storage, value: Any, old: Any, on_device: bool, *more: Any, seen: Any = seen, **how: Any
+        ) -> Any:
+            seen.add(on_device)
+            return copied(self, value, old, on_device, *more, **how)
+
+        monkeypatch.setattr(Storage, "copied", noting)
         kept.keep(slot, optimizer, None)
     assert stays == {0: {True}, 1: {False}}
 
 
 def test_a_snapshot_that_is_retired_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing in a tensor of this device that could be copied."""
-    monkeypatch.setattr(snapshots, "_free", lambda device: 10**9)
+    monkeypatch.setattr(storage, "_free", lambda device: 10**9)
     monkeypatch.setattr(Storage, "fill_", lambda self, pairs, *, beside=False: None)
     kept, optimizer = Snapshots(host=(2,)), SGD([nn.Parameter(torch.ones(3, device="meta"))], lr=0.1)
     kept.keep(0, optimizer, None)

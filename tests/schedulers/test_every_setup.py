@@ -1,4 +1,4 @@
-"""The set-ups people train in, each with ``max_lr="auto"`` from a guess that is 100 times too low.
+"""The set-ups people train in, each with ``hdet.auto`` from a guess that is 100 times too low.
 
 Every one ends where the plain loop ends. Where a set-up changes nothing in exact arithmetic, its decisions are those of
 the plain loop; where it changes no bit, its weights are too.
@@ -66,7 +66,7 @@ class Setup:
         model, journal = self.model(), Records()
         wrapped = self.wrapped(model)
         optimizer = self.optimizer(model)
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, journal=journal, cycle_momentum=False)
+        scheduler = hdet.auto(optimizer, total_steps=steps, journal=journal)
         for t in range(steps):
             with self.around():
                 loss = self.step(self.called(wrapped), optimizer, t)

@@ -123,7 +123,7 @@ def test_the_leading_group_stays_the_same() -> None:
     assert scheduler.found.rate > 1e-3
 
 
-def test_a_group_that_brings_all_that_torch_reads_is_taken_in() -> None:
+def test_a_group_that_brings_all_that_another_has_has_its_guess_too() -> None:
     layers, optimizers, scheduler = begun(None)
     train(layers, optimizers, scheduler, range(ADDED))
     like = {name: value for name, value in optimizers[0].param_groups[0].items() if name != "params"}

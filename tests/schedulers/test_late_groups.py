@@ -1,4 +1,4 @@
-"""Parameter groups that are added while hdet.OneCycleLR trains, as layers that are thawed."""
+"""Parameter groups that are added while a OneCycle or a search trains, as layers that are thawed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ STEPS = 200
 ADDED = 80
 
 
-def thawed(group: dict[str, Any], steps: int = STEPS, **arguments: Any) -> tuple[Any, hdet.OneCycleLR]:
+def scheduler_of(optimizer: torch.optim.Optimizer, max_lr: float | str, total_steps: int, **arguments: Any) -> Any:
+    """A OneCycle, or the search if ``max_lr`` is "auto"."""
+    if max_lr == "auto":
+        return hdet.auto(optimizer, total_steps)
+    return hdet.OneCycleLR(optimizer, max_lr, total_steps, **arguments)  # type: ignore[arg-type]
+
+
+def thawed(group: dict[str, Any], steps: int = STEPS, *, max_lr: float | str, **arguments: Any) -> tuple[Any, Any]:
     """The first layer joins the optimizer in the middle of the run."""
     model: Any = network()
     model[0].requires_grad_(False)
     optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01)
-    scheduler = hdet.OneCycleLR(optimizer, total_steps=STEPS, **arguments)
+    scheduler = scheduler_of(optimizer, max_lr, STEPS, **arguments)
     for t in range(steps):
         if t == ADDED:
             model[0].requires_grad_(True)
@@ -36,7 +43,7 @@ def one_step(model: nn.Module, scheduler: Any, t: int) -> None:
     loss = loss_of(model, batch_of(t))
     loss.backward()
     scheduler.optimizer.step()
-    scheduler.step(*([loss.detach()] if isinstance(scheduler, hdet.OneCycleLR) else []))
+    scheduler.step(*([loss.detach()] if hasattr(scheduler, "observe") else []))
 
 
 def test_a_group_with_a_peak_follows_the_schedule_as_if_it_had_been_there() -> None:
@@ -115,7 +122,7 @@ def test_its_state_can_be_loaded(max_lr: Any, steps: int) -> None:
     again: Any = network()
     groups = [{"params": again[2].parameters()}, {"params": again[0].parameters()}]
     optimizer = torch.optim.Adam(groups, lr=0.01)
-    resumed = hdet.OneCycleLR(optimizer, max_lr, total_steps=STEPS)
+    resumed = scheduler_of(optimizer, max_lr, STEPS)
     again.load_state_dict(states[2])
     resumed.load_state_dict(states[0])
     optimizer.load_state_dict(states[1])
@@ -130,9 +137,10 @@ def test_its_state_can_be_loaded(max_lr: Any, steps: int) -> None:
 def test_a_group_that_was_added_after_the_scheduler_was_built_is_loaded(max_lr: Any, order: tuple[int, int]) -> None:
     """By load_state_dict alone, before any step."""
 
-    def build() -> tuple[torch.optim.Optimizer, hdet.OneCycleLR]:
+    def build() -> tuple[torch.optim.Optimizer, Any]:
         optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-        scheduler = hdet.OneCycleLR(optimizer, max_lr, total_steps=100, cycle_momentum=False)
+        more = {} if max_lr == "auto" else {"cycle_momentum": False}
+        scheduler = scheduler_of(optimizer, max_lr, 100, **more)
         optimizer.add_param_group({"params": torch.nn.Linear(2, 2).parameters(), "lr": 0.2, "max_lr": 0.2})
         return optimizer, scheduler
 

@@ -46,16 +46,40 @@ def test_sync_every_auto_in_a_trained_one_cycle() -> None:
 )
 def test_what_only_replicas_that_train_apart_have(arguments: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
-    with pytest.raises(hdet.ArgumentError, match=next(iter(arguments))) as error:
-        hdet.OneCycleLR(optimizer, "auto", total_steps=100, **arguments)
-    assert "search" in str(error.value)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(arguments))}'"):
+        hdet.auto(optimizer, total_steps=100, **arguments)
 
 
-@pytest.mark.parametrize("rollback", [False, None])
-def test_what_only_a_search_has(rollback: Any) -> None:
+@pytest.mark.parametrize(
+    "arguments", [{"rollback": False}, {"highest": 0.1}, {"schedule": None}, {"schedule_every": 2}]
+)
+def test_what_only_a_search_has(arguments: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
-    with pytest.raises(hdet.ArgumentError, match=r"rollback .* leave it out"):
-        hdet.OneCycleLR(optimizer, 0.1, total_steps=100, rollback=rollback)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(arguments))}'"):
+        hdet.OneCycleLR(optimizer, 0.1, total_steps=100, **arguments)
+    for name in ("finish", "found", "search_state_dict"):
+        assert not hasattr(hdet.OneCycleLR, name)
+
+
+@pytest.mark.parametrize("max_lr", ["auto", "automatic", "0.1"])
+def test_a_onecycle_that_is_to_find_its_rate(max_lr: Any) -> None:
+    """The message has the line to write."""
+    optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
+    before = repr(optimizer.state_dict())
+    words = rf"max_lr must be a number.*got max_lr='{max_lr}'; .*write scheduler = hdet\.auto\(optimizer, total_steps="
+    with pytest.raises(hdet.ArgumentError, match=words):
+        hdet.OneCycleLR(optimizer, max_lr, total_steps=100)
+    assert repr(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_search_in_a_sequence(place: int) -> None:
+    """It owns the rate from the first step to the last, and takes the whole sequence instead."""
+    optimizer = torch.optim.SGD(network().parameters(), lr=1e-3)
+    parts: list[Any] = [torch.optim.lr_scheduler.ConstantLR(optimizer), hdet.auto(optimizer, total_steps=100)]
+    words = r"cannot be a part of a SequentialLR; .*hdet\.auto\(optimizer, schedule=lambda o: SequentialLR\("
+    with pytest.raises(hdet.ArgumentError, match=words):
+        torch.optim.lr_scheduler.SequentialLR(optimizer, parts[:: 1 if place else -1], milestones=[30])
 
 
 @pytest.mark.parametrize("argument", ["probe", "fanout", "copies_on_device"])
@@ -63,7 +87,7 @@ def test_what_is_not_needed_any_more(argument: str) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for face in (hdet.auto, hdet.OneCycleLR, hdet.Ensemble):
-        more = {"max_lr": "auto"} if face is hdet.OneCycleLR else {}
+        more = {"max_lr": 0.1} if face is hdet.OneCycleLR else {}
         with pytest.raises(TypeError, match=argument):
             face(optimizer, total_steps=100, **{argument: None}, **more)  # type: ignore[operator]
 
@@ -80,7 +104,7 @@ def test_a_schedule_of_ones_own_cannot_be_finished() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=100)
     before = repr(scheduler.state_dict())
-    words = r"finish\(\) is for runs without schedule=, .*CosineAnnealingLR of 100 steps; leave schedule= out"
+    words = r"finish\(\) is for runs without schedule=, .*a schedule of 100 steps; leave schedule= out"
     with pytest.raises(hdet.ArgumentError, match=words):
         scheduler.finish(10)
     assert repr(scheduler.state_dict()) == before

@@ -78,13 +78,13 @@ def test_one_at_rate_0_may_be_stepped_first_or_last(rates: tuple[float, float]) 
 @pytest.mark.parametrize("order", [ordered, turned])
 def test_steps_are_counted_where_the_scheduler_makes_fewer(order: Order) -> None:
     *_, scheduler = run(order, times=3)
-    assert scheduler._run._sampler.made == 3 * STEPS
+    assert scheduler.search.steps.made == 3 * STEPS
 
 
 def test_one_that_was_left_out_may_be_the_first_of_the_next_step() -> None:
     """Every second step the second optimizer is not stepped, and where it is, it is the first: no step is missed."""
     *_, scheduler = run(lambda t: [1, 0] if t % 2 else [0])
-    assert scheduler._run._sampler.made == STEPS
+    assert scheduler.search.steps.made == STEPS
 
 
 def scaled(order: Order, overflows: Callable[[int], int | None]) -> tuple[float, list[Any], Any]:
@@ -116,6 +116,6 @@ def test_a_step_that_a_scaler_leaves_out_for_one_of_them(bad: int) -> None:
 
     loss, rounds, scheduler = scaled(turned, overflows)
     assert (loss, rounds) == scaled(ordered, overflows)[:2]
-    assert scheduler._run._sampler.made == STEPS
+    assert scheduler.search.steps.made == STEPS
     undisturbed, *_ = scaled(ordered, lambda t: None)
     assert loss < 2 * undisturbed

@@ -17,9 +17,9 @@ from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as torchs
 
 import hdet
+from hdet.schedulers.combined_optimizer import CombinedOptimizer
 from hdet.schedulers.given_schedule import planned
 from hdet.schedulers.peak import CALLS, Peak, first_highest
-from hdet.schedulers.several import CombinedOptimizer
 from tests.processes import run_ranks
 
 LONG = 25_000
@@ -199,7 +199,7 @@ LONG_WARM_UPS: dict[str, Any] = {
 def test_a_warm_up_of_100_000_steps(name: str) -> None:
     scheduler = hdet.auto(two_groups(), schedule=LONG_WARM_UPS[name], total_steps=TOTAL)
     near = 5 if name == "one cycle" else 0  # rates that differ by less than 1e-9 are equal
-    assert scheduler.state_dict()["peak"] == pytest.approx(WARM, abs=near)
+    assert scheduler.state_dict()["schedule"]["peak"] == pytest.approx(WARM, abs=near)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -255,7 +255,7 @@ def _looked_ahead(rank: int, name: str) -> tuple[int, list[float]]:
         loss.backward()
         optimizer.step()
         scheduler.step(loss)  # raises if they disagree
-    state = scheduler.state_dict()
+    state = scheduler.state_dict()["schedule"]
     return state["peak"], state["peak_lrs"]
 
 
@@ -386,7 +386,8 @@ def test_a_model_that_a_schedule_holds_is_not_copied() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     scheduler = hdet.auto(optimizer, schedule=Holding(optimizer, model), total_steps=100)
     assert Counted.copies == 0
-    assert scheduler.schedule.model is model
+    schedule = scheduler.state_dict()["schedule"]["schedule"]
+    assert schedule["model"] is model
 
 
 @pytest.mark.filterwarnings("ignore")

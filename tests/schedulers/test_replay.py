@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam
 
 import hdet
 from hdet.journal import JournalData
+from hdet.journal.schedules import found_schedules, value_at
 from hdet.report.data import load_run
-from hdet.schedulers.replay import found_schedules, value_at
 
 STEPS, ADDED = 120, 37
 
@@ -96,7 +96,7 @@ def train(model: list[nn.Linear], optimizers: list[Any], scheduler: Any, steps: 
 
 
 def onecycle(optimizer: Any, journal: Path) -> Any:
-    return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal, cycle_momentum=False)
+    return hdet.auto(optimizer, total_steps=STEPS, journal=journal)
 
 
 def onecycle_with_a_number(optimizer: Any, journal: Path) -> Any:

@@ -104,7 +104,7 @@ def test_going_back_puts_the_memory_of_all_of_them_back(tmp_path: Path) -> None:
 
 
 def test_a_search_is_resumed() -> None:
-    def begun() -> tuple[nn.Module, list[torch.optim.Optimizer], hdet.OneCycleLR]:
+    def begun() -> tuple[nn.Module, list[torch.optim.Optimizer], hdet.AutoScheduler]:
         model = network()
         matrices, vectors = matrices_and_vectors(model)
         optimizers: list[torch.optim.Optimizer] = [

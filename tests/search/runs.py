@@ -61,16 +61,14 @@ def final_loss(model: nn.Module) -> float:
 
 def built(
     guess: float = 1e-3, steps: int = 300, make: Any = torch.optim.Adam, **arguments: Any
-) -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
+) -> tuple[nn.Module, torch.optim.Optimizer, hdet.AutoScheduler]:
     model = network()
     optimizer = make(model.parameters(), lr=guess)
-    return model, optimizer, hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=steps, **arguments)
+    return model, optimizer, hdet.auto(optimizer, total_steps=steps, **arguments)
 
 
-def search_of(scheduler: hdet.OneCycleLR) -> Search:
-    search = scheduler._run
-    assert isinstance(search, Search)
-    return search
+def search_of(scheduler: hdet.AutoScheduler) -> Search:
+    return scheduler.search
 
 
 def fixed(rate: float, steps: int = 300, make: Any = torch.optim.Adam) -> float:

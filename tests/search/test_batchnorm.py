@@ -22,7 +22,7 @@ STEPS = 60
 
 def auto(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return optimizer, searching(model, optimizer, STEPS, "OneCycleLR", known=True)
+    return optimizer, searching(model, optimizer, STEPS, "auto", known=True)
 
 
 class Talking(nn.SyncBatchNorm):

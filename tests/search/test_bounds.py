@@ -29,10 +29,10 @@ def optimizer_of(model: nn.Module, *guesses: float, **more: Any) -> Adam:
     return Adam([{"params": part, "lr": guess} for part, guess in zip(parts, guesses, strict=True)], **more)
 
 
-def scheduler_of(optimizer: Adam, face: str = "onecycle", steps: int | None = STEPS, **more: Any) -> Any:
-    if face == "onecycle":
-        return hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **more)
-    if face == "auto":
+def scheduler_of(optimizer: Adam, face: str = "one", steps: int | None = STEPS, **more: Any) -> Any:
+    if face == "one":
+        return hdet.auto(optimizer, total_steps=steps, **more)
+    if face == "several":
         return hdet.auto([optimizer], total_steps=steps, **more)
     shape = {"cosine": lambda: CosineAnnealingLR(optimizer, STEPS), "rising": lambda: LambdaLR(optimizer, _rising)}
     return hdet.auto(optimizer, schedule=shape[face](), total_steps=steps, **more)
@@ -43,7 +43,7 @@ def _rising(t: int) -> float:
     return 3 * min((t + 1) / 40, (STEPS - t) / 40)
 
 
-FACES = ["onecycle", "auto", "cosine", "rising"]
+FACES = ["one", "several", "cosine", "rising"]
 
 
 def train(model: nn.Module, optimizer: Any, scheduler: Any, steps: int, *, tells: bool = True) -> list[list[float]]:
@@ -146,13 +146,13 @@ def test_after_a_roll_back_and_after_finish() -> None:
     assert max(highest_of(rates)) <= FREE
 
 
-@pytest.mark.parametrize("more", [{"steps": 30}, {"auto_lr": False}])
-def test_a_guess_that_is_kept_is_bound_too(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("face", ["one", "several"])
+def test_a_guess_that_is_kept_is_bound_too(face: str) -> None:
     model = network()
     optimizer = optimizer_of(model, 0.1)
     with quiet():
-        scheduler = scheduler_of(optimizer, highest=FREE, **more)
-    rates = train(model, optimizer, scheduler, more.get("steps", STEPS))
+        scheduler = scheduler_of(optimizer, face, 30, highest=FREE)
+    rates = train(model, optimizer, scheduler, 30)
     assert highest_of(rates) == [FREE]
     assert rates[-1][0] < 0.1 * FREE
     assert scheduler.found.rate == pytest.approx(FREE)
@@ -189,13 +189,8 @@ def test_what_cannot_be_meant_is_refused(highest: object, face: str) -> None:
     before = copy.deepcopy(optimizer.param_groups)
     with pytest.raises(hdet.ArgumentError, match=r"highest must be .* but got highest=.*; "):
         scheduler_of(optimizer, face, highest=highest)
-    if face in ("onecycle", "auto"):  # a schedule of torch writes its own values when it is made
+    if face in ("one", "several"):  # a schedule of torch writes its own values when it is made
         assert [set(group) for group in optimizer.param_groups] == [set(group) for group in before]
-
-
-def test_a_rate_that_is_given_needs_no_bound() -> None:
-    with pytest.raises(hdet.ArgumentError, match=r'highest is for max_lr="auto".*leave it out'):
-        hdet.OneCycleLR(optimizer_of(network(), 0.1), 0.1, total_steps=STEPS, highest=0.1)
 
 
 def _different(rank: int, resumed: bool) -> str:

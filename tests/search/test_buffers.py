@@ -51,7 +51,7 @@ def _consensus(rank: int) -> dict[str, Any]:
     model = network(nn.BatchNorm1d(32, momentum=0.5), Cached(3 + rank))
     norm: Any = model[1]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, model=model)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS, model=model)
     ends = []
     for t in range(STEPS - 3):
         step(model, optimizer, scheduler, rank, t)

@@ -44,7 +44,7 @@ class Both:
 
 def onecycle(model: nn.Module) -> tuple[Any, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, model=model)
+    return optimizer, hdet.auto(optimizer, total_steps=STEPS, model=model)
 
 
 def scheduled(model: nn.Module) -> tuple[Any, Any]:
@@ -99,4 +99,4 @@ def test_a_scheduler_that_is_copied_alone_brings_its_optimizer() -> None:
     other = copy.deepcopy(scheduler)
     assert other.optimizer is not optimizer
     rates = train(model, optimizer, scheduler, range(40, STEPS))
-    assert train(other._run.model, other.optimizer, other, range(40, STEPS)) == rates
+    assert train(other.search.model, other.optimizer, other, range(40, STEPS)) == rates

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.search.estimate import PathSums, Sums, balance, estimate, straightness, update, weight_ratio
+from hdet.rule.estimate import Sums, balance, estimate, straightness, weight_ratio
+from tests.search.paths import ListedPath
 from tests.search.twin import Step, _straight, _sums, _weights
 
 pytestmark = pytest.mark.quick
@@ -46,28 +47,28 @@ def test_a_growing_rate_forgets_its_timid_beginning_and_a_falling_one_nothing() 
     assert weight_ratio(1.0, 2.0) == 0.25
     assert weight_ratio(2.0, 1.0) == 1.0
     assert weight_ratio(1.0, 0.0) == 1.0
-    assert weight_ratio(None, 2.0) == 1.0
+    assert weight_ratio(0.0, 2.0) == 0.0  # nothing was sampled yet
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=20))
 def test_along_a_straight_path_it_is_the_mean_of_the_path_before(rates: list[float]) -> None:
     """Steps along one gradient, of any rates."""
-    sums, x = PathSums(), 0.0
+    path, x = ListedPath([0.0]), 0.0
     for rate in rates:
-        sums = update(sums, [1.0], [0.0], [x], rate)
+        path.step([1.0], [x], rate)
         x -= rate
-    assert straightness(sums.at([0.0], [x])) == pytest.approx(1.0)
-    assert 0 < estimate(sums.at([0.0], [x])) < -x
+    assert straightness(path.at([x])) == pytest.approx(1.0)
+    assert 0 < estimate(path.at([x])) < -x
 
 
 def test_it_runs_ahead_on_a_slope_and_stops_in_a_valley() -> None:
     """Gradient descent on a slope that turns into a valley of curvature 1 at distance 100."""
-    sums, x, rate = PathSums(), 0.0, 1e-3
+    path, x, rate = ListedPath([0.0]), 0.0, 1e-3
     for _ in range(60):
         gradient = -1.0 if x < 100 else x - 101
-        sums = update(sums, [gradient], [0.0], [x], rate)
+        path.step([gradient], [x], rate)
         x -= rate * gradient
-        rate = max(rate, estimate(sums.at([0.0], [x])))
+        rate = max(rate, estimate(path.at([x])))
     assert 10 < rate < 300  # it went four decades up, to the distance, and no further
 
 
@@ -80,15 +81,12 @@ def test_one_step_at_a_time_gives_the_sums_of_the_twin(
     rows: list[tuple[tuple[float, float], tuple[float, float], float, bool]],
 ) -> None:
     """The twin keeps every step and sums up at the end. Of a step that is not sampled only the rate counts."""
-    path, start, sums = [], rows[0][0], PathSums()
+    path, listed = [], ListedPath(rows[0][0])
     for k, (now, gradient, rate, is_sampled) in enumerate(rows):
         after, sampled = rows[min(k + 1, len(rows) - 1)][0], is_sampled or k == 0
         path.append(Step(*(torch.tensor(row, dtype=torch.float64) for row in (now, gradient, after)), rate, sampled))
-        if sampled:
-            sums = update(sums, gradient, start, now, rate)
-        else:
-            sums = sums._replace(rates=sums.rates + rate)
-    unit, found = _weights(path)[-1], sums.at(start, rows[-1][0])
+        listed.step(gradient, now, rate, sampled)
+    unit, found = _weights(path)[-1], listed.at(rows[-1][0])
     numerator, denominator, absolute = _sums(path)
     size = max(1.0, max(abs(number) for row in rows for both in row[:2] for number in both)) ** 2
     assert found.numerator == pytest.approx(numerator / unit, rel=1e-9, abs=1e-9 * size)

@@ -16,23 +16,25 @@ import hdet
 from hdet.report import numbers as say
 from hdet.report.data import load_run
 from hdet.report.verdict import advice
-from hdet.search.reporting import Found
+from hdet.rule.found import Found
 from tests.problems import batch_of, loss_of, network
 from tests.processes import run_ranks
 
 STEPS = 120
 
 
-def run_of(guess: float = 1e-6, face: str = "OneCycleLR") -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
+def run_of(guess: float = 1e-6, face: str = "auto") -> tuple[nn.Module, torch.optim.Optimizer, hdet.AutoScheduler]:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
-    if face == "OneCycleLR":
-        return model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
+    if face == "auto":
+        return model, optimizer, hdet.auto(optimizer, total_steps=STEPS)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     return model, optimizer, hdet.auto(optimizer, schedule=schedule, total_steps=STEPS)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: hdet.OneCycleLR, begin: int, end: int) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: hdet.AutoScheduler, begin: int, end: int
+) -> None:
     for t in range(begin, end):
         optimizer.zero_grad()
         loss = loss_of(model, batch_of(t))
@@ -41,7 +43,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: hdet.On
         scheduler.step(loss.detach())
 
 
-@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
+@pytest.mark.parametrize("face", ["auto", "schedule"])
 def test_a_run_says_what_it_found(face: str, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer, scheduler = run_of(face=face)
     assert str(scheduler.found) == "found nothing yet"
@@ -56,7 +58,7 @@ def test_a_run_says_what_it_found(face: str, caplog: pytest.LogCaptureFixture) -
     assert (found.settled, found.rolled_back, found.why == "") == (found.status == "settled", 0, found.settled)
     assert found.rate == pytest.approx(highest, rel=0.3)  # a schedule may have fallen a little where the rate arrives
     lines = [record.message for record in caplog.records]
-    peak = f"max_lr={found.rate:.2g} begins a new OneCycle with that peak, and " if face == "OneCycleLR" else ""
+    peak = f"max_lr={found.rate:.2g} begins a new OneCycle with that peak, and " if face == "auto" else ""
     assert lines[-1] == (
         f"{found}; use again: {peak}hdet.schedule_from(journal, optimizer) replays the rates of the run step by step"
     )
@@ -93,18 +95,13 @@ def test_a_guess_that_is_kept_is_not_searched_any_more() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with pytest.warns(hdet.SearchWarning, match="too short"):
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=20)
+        scheduler = hdet.auto(optimizer, total_steps=20)
     train(model, optimizer, scheduler, 0, 20)
     found = scheduler.found
     assert found is not None
     assert (found.status, found.settled) == ("too short", False)
     words = "the run has fewer steps than the search needs, and uses the given rate"
     assert str(found) == f"at 0.01, too short ({words}), never rolled back"
-
-
-def test_without_a_search_nothing_is_found() -> None:
-    optimizer = torch.optim.Adam(network().parameters())
-    assert hdet.OneCycleLR(optimizer, 0.1, total_steps=STEPS).found is None
 
 
 def _found(rank: int) -> Found | None:
@@ -119,7 +116,7 @@ def test_ranks_have_found_the_same() -> None:
     assert mine is not None
 
 
-@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
+@pytest.mark.parametrize("face", ["auto", "schedule"])
 def test_a_notebook_shows_what_was_found(face: str) -> None:
     model, optimizer, scheduler = run_of(face=face)
     assert "step 0 of 120: found nothing yet" in scheduler._repr_html_()
@@ -131,11 +128,6 @@ def test_a_notebook_shows_what_was_found(face: str) -> None:
     assert len(shown) < 500
 
 
-def test_a_notebook_shows_a_rate_that_is_given_as_any_object() -> None:
-    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
-    assert hdet.OneCycleLR(optimizer, 0.1, total_steps=STEPS, cycle_momentum=False)._repr_html_() is None
-
-
 def in_groups(face: str, *guesses: float, **arguments: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     """A run with a parameter group for each layer, and a guess for each."""
     model = network()
@@ -144,13 +136,13 @@ def in_groups(face: str, *guesses: float, **arguments: Any) -> tuple[nn.Module, 
         {"params": layer.parameters(), "lr": guess} for layer, guess in zip(layers, (*guesses, 0.0), strict=False)
     ]
     optimizer = torch.optim.Adam(groups)
-    if face == "OneCycleLR":
-        return model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, **arguments)
+    if face == "auto":
+        return model, optimizer, hdet.auto(optimizer, total_steps=STEPS, **arguments)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 - 0.9 * t / STEPS))
     return model, optimizer, hdet.auto(optimizer, schedule=schedule, total_steps=STEPS, **arguments)
 
 
-@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
+@pytest.mark.parametrize("face", ["auto", "schedule"])
 @pytest.mark.parametrize("guesses", [(1e-4, 1e-5), (0.0, 1e-4)])
 def test_every_group_has_its_rate(
     guesses: tuple[float, float], face: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -160,22 +152,22 @@ def test_every_group_has_its_rate(
     with caplog.at_level(logging.INFO, "hdet"):
         train(model, optimizer, scheduler, 0, STEPS)
     found, lead = scheduler.found, 0 if guesses[0] else 1
-    factor = scheduler._run.found.peak_factor
-    share = 1.0 if face == "OneCycleLR" else 0.5
+    factor = scheduler.search.found.peak_factor
+    share = 1.0 if face == "auto" else 0.5
     assert found.rates == pytest.approx([guess * factor * share for guess in guesses])
     assert found.rate == found.rates[lead]
     words = f"[{', '.join(f'{rate:.2g}' for rate in found.rates)}]"
     assert str(found).startswith(f"found {words}")
     assert str(found).endswith("rolled back once" if found.rolled_back else "never rolled back")
     assert caplog.records[-1].message.startswith(str(found))
-    assert (f"max_lr={words}" in caplog.records[-1].message) == (face == "OneCycleLR")
+    assert (f"max_lr={words}" in caplog.records[-1].message) == (face == "auto")
     now = f"[{', '.join(f'{rate:.2g}' for rate in scheduler.get_last_lr())}]"
     assert f"{found}; the rate is {now}" in scheduler._repr_html_()
     told = advice(load_run(path))
     assert told is not None
     peaks = f"[{', '.join(say.rate(rate) for rate in found.rates)}]"
     assert told.found == f"Found {peaks}."
-    assert (told.uses[0][0] == f"max_lr={peaks}") == (face == "OneCycleLR")
+    assert (told.uses[0][0] == f"max_lr={peaks}") == (face == "auto")
     again = torch.optim.Adam([{"params": [p]} for p in list(model.parameters())[:2]])
     hdet.OneCycleLR(again, list(found.rates), total_steps=STEPS)
     assert [group["max_lr"] for group in again.param_groups] == list(found.rates)

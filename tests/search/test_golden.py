@@ -1,8 +1,8 @@
-"""Golden histories of ``max_lr="auto"``: slopes and bowls in one or two numbers, so that a person can check them.
+"""Golden histories of ``hdet.auto``: slopes and bowls in one or two numbers, so that a person can check them.
 
-Plain SGD in float64. On a slope the gradient is the same everywhere, so a step subtracts the rate. ``pytest
---regenerate`` writes the files again; read the difference before you commit it. ``test_what_a_person_can_check`` does
-the first sums by hand.
+Plain SGD in float64, on torch's OneCycleLR. On a slope the gradient is the same everywhere, so a step subtracts the
+rate. ``pytest --regenerate`` writes the files again; read the difference before you commit it.
+``test_what_a_person_can_check`` does the first sums by hand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 
@@ -148,7 +149,12 @@ def _train(
 
     optimizer = torch.optim.SGD([{"params": [x]} for x in numbers], lr=guess)
     rounds = _Rounds()
-    scheduler = hdet.OneCycleLR(optimizer, "auto", steps, cycle_momentum=False, journal=rounds, **(arguments or {}))
+
+    def onecycle(stand_in: torch.optim.Optimizer) -> OneCycleLR:
+        peaks = [group["lr"] for group in stand_in.param_groups]
+        return OneCycleLR(stand_in, peaks, steps, cycle_momentum=False, **(arguments or {}))
+
+    scheduler = hdet.auto(optimizer, steps, onecycle, journal=rounds)
     history: dict[str, Any] = {"rate": [], "theta": []}
     for t in range(steps):
         optimizer.zero_grad()

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.search.sampling import Sampling
 from hdet.search.search import Search
+from hdet.search.steps import Sampling
 from tests.gpu import no_synchronising
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -38,17 +38,17 @@ def launches(work: Callable[[], object]) -> int:
     return sum(event.count for event in seen.key_averages() if "Synchronize" not in event.key)
 
 
-def search_of(scheduler: hdet.OneCycleLR) -> Search:
-    search = scheduler._run
+def search_of(scheduler: hdet.AutoScheduler) -> Search:
+    search = scheduler.search
     assert isinstance(search, Search)
     return search
 
 
 def _kind(search: Search) -> str:
     """Of the step to come."""
-    if search._sampling is Sampling.NONE:
+    if search.steps.sampling is Sampling.NONE:
         return "later"
-    return "sampled" if search._sampler._is_due else "not sampled"
+    return "sampled" if search.steps._is_due else "not sampled"
 
 
 def test_a_step_launches_little_while_it_is_sampled_and_nothing_else() -> None:
@@ -59,7 +59,7 @@ def test_a_step_launches_little_while_it_is_sampled_and_nothing_else() -> None:
         plain.step()
     alone = launches(plain.step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=400)
+    scheduler = hdet.auto(optimizer, total_steps=400)
     search = search_of(scheduler)
     counts: dict[str, list[int]] = {"sampled": [], "not sampled": [], "later": []}
     for t in range(390):
@@ -83,7 +83,7 @@ def test_an_ordinary_step_synchronises_nothing(gives_loss: bool, as_tensor: bool
     model = deep_model(4)
     rate = torch.tensor(1e-4, device="cuda") if as_tensor else 1e-4
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=as_tensor)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=200, cycle_momentum=not as_tensor)
+    scheduler = hdet.auto(optimizer, total_steps=200)
     search, quiet = search_of(scheduler), 0
     for t in range(200):
         loss = backward(model, t)
@@ -108,7 +108,7 @@ def allocated(**arguments: bool) -> list[float]:
     model = nn.Linear(4096, 4096, bias=False).cuda()
     batch = torch.randn(16, 4096, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100, **arguments)
+    scheduler = hdet.auto(optimizer, total_steps=100, **arguments)
     torch.cuda.synchronize()
     alone, found = torch.cuda.memory_allocated(), []
     for _ in range(100):

@@ -42,7 +42,7 @@ def plain(guess: float, journal: Path | None = None, steps: int = STEPS, *middle
     """The final loss of the plain loop."""
     model = on_gpu(*middle)
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
-    train(model, optimizer, searching(model, optimizer, steps, "OneCycleLR", journal=journal), range(steps))
+    train(model, optimizer, searching(model, optimizer, steps, journal=journal), range(steps))
     return final_loss(model)
 
 
@@ -55,7 +55,7 @@ def test_autocast_finds_what_fp32_finds(dtype: torch.dtype, around: str, guess: 
     model = on_gpu()
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS, journal=journal)
 
     def update(loss: Tensor) -> None:
         scaler.scale(loss).backward()
@@ -81,7 +81,7 @@ def _sync_batchnorm(rank: int) -> tuple[float, Tensor]:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(on_gpu(nn.BatchNorm1d(32)))
     ddp = DistributedDataParallel(model, device_ids=[0])
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
+    scheduler = hdet.auto(optimizer, total_steps=100)
     for t in range(100):
         optimizer.zero_grad()
         loss = loss_of(ddp, batch_of(2 * t + rank))
@@ -108,12 +108,12 @@ class NoDouble(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("arguments", [{"max_lr": "auto"}, {"max_lr": 0.02}], ids=["auto", "trained"])
-def test_a_run_needs_no_float64_on_the_device(arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("make", [hdet.auto, partial(hdet.OneCycleLR, max_lr=0.02)], ids=["auto", "trained"])
+def test_a_run_needs_no_float64_on_the_device(make: Any) -> None:
     model = on_gpu(nn.BatchNorm1d(32))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with NoDouble():
-        scheduler = hdet.OneCycleLR(optimizer, total_steps=100, journal=Records(), model=model, **arguments)
+        scheduler = make(optimizer, total_steps=100, journal=Records(), model=model)
         for t in range(100):
             optimizer.zero_grad()
             loss = loss_of(model, batch_of(t))
@@ -128,7 +128,7 @@ def test_a_run_needs_no_float64_on_the_device(arguments: dict[str, Any]) -> None
                 scheduler.converge()
     best = (
         plain(0.02, None, 100, nn.BatchNorm1d(32))
-        if arguments["max_lr"] == "auto"
+        if make is hdet.auto
         else fixed_loss(torch.optim.Adam, 0.02, 100, partial(on_gpu, nn.BatchNorm1d(32)))
     )
     assert final_loss(model) < 1.5 * best
@@ -150,7 +150,7 @@ def test_a_rate_on_the_device_is_not_read_by_the_optimizers_step() -> None:
     """At the first step, in the search and after it."""
     model, journal = on_gpu(), Records()
     optimizer = with_rate_on_the_device(model, 1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=150, journal=journal)
+    scheduler = hdet.auto(optimizer, total_steps=150, journal=journal)
     for t in range(150):
         optimizer.zero_grad()
         loss = loss_of(model, batch_of(t))
@@ -172,13 +172,13 @@ def test_a_captured_step_finds_the_rate(built: str, guess: float) -> None:
     x, y = (part.cuda() for part in batch_of(0))
     scheduler: Any = None
     if built == "before-capture":
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
+        scheduler = hdet.auto(optimizer, total_steps=STEPS)
     loss = _warmed_up(model, optimizer, (x, y))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loss = _step(model, optimizer, (x, y))
     if scheduler is None:
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
+        scheduler = hdet.auto(optimizer, total_steps=STEPS)
     for t in range(STEPS):
         for static, new in zip((x, y), batch_of(t), strict=True):
             static.copy_(new)

@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hdet.errors import ArgumentError
-from hdet.parameters import refuse_without_hooks
-from hdet.search.sampling import StepHook
+from hdet.optimizer.hooks import refuse_without_hooks
+from hdet.rule.constants import DEFAULT
+from hdet.search.steps import Steps
 
 
-class Owner:
-    """Counts steps, and the gradients that it sees."""
+class Owner(Steps):
+    """Sees the gradient of each step, and does nothing with it."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.hook = StepHook()
+        super().__init__([0], DEFAULT, None)
         self.seen: list[float | None] = []
-        self.hook.begin(optimizer, self, Owner.before_step)
+        self.begin(optimizer)
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer) -> None:
         gradient = optimizer.param_groups[0]["params"][0].grad
         self.seen.append(None if gradient is None else gradient.item())
 
@@ -41,14 +42,6 @@ def test_it_sees_the_gradient_of_every_step() -> None:
         p.grad = torch.tensor(gradient)
         optimizer.step()
     assert owner.seen == [3.0, 4.0]
-
-
-def test_it_is_set_once() -> None:
-    _, optimizer = made()
-    owner = Owner(optimizer)
-    owner.hook.begin(optimizer, owner, Owner.before_step)
-    optimizer.step()
-    assert owner.seen == [None]
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -99,7 +92,7 @@ def test_one_step_is_one_step(kind: type[SGD]) -> None:
 def test_it_goes_with_its_owner() -> None:
     _, optimizer = made()
     owner = Owner(optimizer)
-    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    assert len(optimizer._optimizer_step_pre_hooks) == 2  # and that of its snapshots
     del owner
     gc.collect()
     assert len(optimizer._optimizer_step_pre_hooks) == len(optimizer._optimizer_step_post_hooks) == 0
@@ -115,7 +108,7 @@ def test_a_step_that_raises_is_followed_by_others() -> None:
 
     with pytest.raises(KeyError):
         optimizer.step(fails)
-    owner.hook.inside = False  # as a scheduler says where it is stepped
+    owner.end_step(optimizer)  # as the scheduler does
     p.grad = torch.tensor(1.0)
     optimizer.step()
     optimizer.step()

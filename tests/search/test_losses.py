@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -110,49 +109,17 @@ def test_few_digits_are_enough(told: str, run: str) -> None:
     assert ended(run, told)[0] < ended(run, good=True)[0] + worse
 
 
-def an_auto(**more: Any) -> tuple[torch.optim.SGD, hdet.OneCycleLR]:
+def an_auto(**more: Any) -> tuple[torch.optim.SGD, hdet.AutoScheduler]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=100, cycle_momentum=False, **more)
+    return optimizer, hdet.auto(optimizer, total_steps=100, **more)
 
 
 @pytest.mark.parametrize("loss", [42, 0, numpy.int64(3)])
 def test_an_integer_is_no_loss_and_no_epoch_of_a_search(loss: Any) -> None:
     optimizer, scheduler = an_auto()
     optimizer.step()
-    with pytest.raises(hdet.ArgumentError, match=rf"got the integer {loss}; give step\(float.*step\(epoch={loss}\)"):
+    with pytest.raises(hdet.ArgumentError, match=rf"the integer {loss}; give step\(float.*or step\(\) if an epoch was"):
         scheduler.step(loss)
-    assert (scheduler.last_epoch, scheduler._run.losses.ever) == (0, False)
-    scheduler.step(loss=loss)
-    assert (scheduler.last_epoch, scheduler._run.losses.ever) == (1, True)
-    scheduler.step(epoch=5)
-    assert scheduler.last_epoch == 5
-
-
-class OldSequentialLR(torch.optim.lr_scheduler.SequentialLR):
-    """As in torch 2.6: a turn begins with ``step(0)``."""
-
-    def step(self) -> None:  # type: ignore[override]
-        self.last_epoch += 1
-        number = bisect.bisect_right(self._milestones, self.last_epoch)
-        scheduler = self._schedulers[number]
-        scheduler.step(*([0] if number > 0 and self._milestones[number - 1] == self.last_epoch else []))
-        self._last_lr = scheduler.get_last_lr()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_turn_of_a_search_begins_in_the_oldest_torch_too() -> None:
-    rates = []
-    for kind in (OldSequentialLR, torch.optim.lr_scheduler.SequentialLR):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-        first = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=100)
-        ours = hdet.OneCycleLR(optimizer, "auto", total_steps=100, cycle_momentum=False)
-        both = kind(optimizer, [first, ours], milestones=[3])
-        found = []
-        for t in range(12):
-            optimizer.param_groups[0]["params"][0].grad = torch.full((2,), 1.0 + t)
-            optimizer.step()
-            both.step()
-            found.append(optimizer.param_groups[0]["lr"])
-        rates.append(found)
-    assert rates[0] == rates[1]
-    assert len(set(rates[0][3:])) > 1
+    assert (scheduler.last_epoch, scheduler.search.losses.ever) == (0, False)
+    scheduler.step(loss=float(loss))
+    assert (scheduler.last_epoch, scheduler.search.losses.ever) == (1, True)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.search.estimate import Measured, PathSums, Sums, balance, estimate, straightness, update
+from hdet.rule.estimate import Measured, Sums, balance, estimate, straightness
 from hdet.search.measure import Measure
+from tests.search.paths import ListedPath
 
 pytestmark = pytest.mark.quick
 
@@ -69,16 +70,16 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
     found = result(measure, optimizer)
     assert found.estimated_rate > rates[-1] / 10
     assert found.estimated_rate == pytest.approx(by_the_formula(gradients, places, rates, parameters), rel=1e-9)
-    sums, start = PathSums(), numbers_of(places[0])
+    path = ListedPath(numbers_of(places[0]))
     for gradient, place, rate in zip(gradients, places, rates, strict=True):
-        sums = update(sums, numbers_of(gradient), start, numbers_of(place), rate)
-    totals = sums.at(start, numbers_of(parameters))
+        path.step(numbers_of(gradient), numbers_of(place), rate)
+    totals = path.at(numbers_of(parameters))
     formulas = estimate(totals), straightness(totals), balance(totals)
     assert (found.estimated_rate, found.straightness, found.balance) == pytest.approx(formulas)
     assert found.gradients == pytest.approx([max(float(g.abs().max()) for g in gs) for gs in gradients])
     way, origin = (torch.cat([p.detach().flatten() for p in ps]) for ps in (parameters, places[0]))
     assert found.moved == pytest.approx(float((way - origin).norm() / origin.norm()))
-    assert (found.rates, found.stretch) == (pytest.approx(sum(rates)), 9)
+    assert (found.rates, found.path_steps) == (pytest.approx(sum(rates)), 9)
     assert not found.is_broken
 
 
@@ -133,7 +134,7 @@ def test_groups_that_are_not_searched_do_not_count() -> None:
         optimizer.step()
     found = result(measure, optimizer)
     assert found.moved == pytest.approx(1 / 5)
-    assert (found.rates, found.stretch, found.gradients) == (1.0, 2, (0.8, 0.8))
+    assert (found.rates, found.path_steps, found.gradients) == (1.0, 2, (0.8, 0.8))
     assert found.estimated_rate == pytest.approx(0.25)
     assert measure.searched(optimizer) == [mine]
 
@@ -201,7 +202,7 @@ def test_steps_that_are_not_sampled_count_with_their_rates_only() -> None:
         (measure.pass_by if k % 3 else measure.sample)(optimizer)
 
     found = descend(Measure([0]), doubles(0.0, 0.0, 0.0), [1.0] * 9, [0.1] * 9, see)
-    assert (found.rates, found.stretch) == (pytest.approx(0.9), 9)
+    assert (found.rates, found.path_steps) == (pytest.approx(0.9), 9)
     assert found.estimated_rate == pytest.approx((0.0 + 0.3 + 0.6) / 3)
     assert found.straightness == pytest.approx(1.0)
     assert found.gradients == (1.0,) * 3
@@ -212,7 +213,7 @@ def test_before_a_first_step_is_known_only_sizes_are_looked_at() -> None:
         Measure([0]), doubles(1.0), [3.0, -4.0], [0.1, 0.1], lambda m, optimizer, k: m.sample_sizes(optimizer)
     )
     assert (found.estimated_rate, found.straightness, found.is_broken) == (0.0, 0.0, False)
-    assert (found.gradients, found.rates, found.stretch) == ((3.0, 4.0), pytest.approx(0.2), 2)
+    assert (found.gradients, found.rates, found.path_steps) == ((3.0, 4.0), pytest.approx(0.2), 2)
 
 
 def test_what_is_maximised_is_turned() -> None:

@@ -51,8 +51,8 @@ def cycles(optimizer: Optimizer) -> bool:
     return any(name in optimizer.defaults and optimizer.defaults[name] != 0 for name in ("momentum", "betas"))
 
 
-def auto(optimizer: Optimizer) -> hdet.OneCycleLR:
-    return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer))
+def auto(optimizer: Optimizer) -> hdet.AutoScheduler:
+    return hdet.auto(optimizer, total_steps=STEPS)
 
 
 @pytest.mark.covers("frameworks", "plain loop, search", "one process", "fp32")
@@ -119,7 +119,7 @@ def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
     model, journal = network(), Records()
     make, like = RESTARTS[name]
     optimizer = make(model.parameters())
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer), journal=journal)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS, journal=journal)
     train(model, optimizer, scheduler, range(STEPS))
     assert any(record["event"] == "restarted" for record in journal.rounds)
     assert is_finite(model)
@@ -229,11 +229,10 @@ def test_schedule_free(kind: str, off: float) -> None:
 
 @pytest.mark.parametrize("make", [torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Adadelta])
 def test_one_without_momentum_has_none_cycled(make: Any) -> None:
-    """With "auto" and no other argument; with a number torch refuses it, and so does hdet."""
+    """A search takes it; with a number torch refuses it, and so does hdet."""
     model = network()
     optimizer = make(model.parameters(), lr=1e-4)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
-    assert not scheduler.cycle_momentum
+    scheduler = hdet.auto(optimizer, total_steps=100)
     train(model, optimizer, scheduler, range(100))
     assert final_loss(model) < final_loss(network())
     with pytest.raises(ValueError, match="must support momentum or beta1"):
@@ -242,10 +241,10 @@ def test_one_without_momentum_has_none_cycled(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adam])
 def test_a_search_leaves_momentum_alone_however_it_is_made(make: Any) -> None:
-    """With OneCycleLR as with hdet.auto; a number as max_lr cycles it as torch does."""
+    """Of one optimizer as of several; a number as max_lr cycles it as torch does."""
     for build in (
-        lambda opt: hdet.OneCycleLR(opt, "auto", total_steps=100),
         lambda opt: hdet.auto(opt, total_steps=100),
+        lambda opt: hdet.auto([opt], total_steps=100),
     ):
         optimizer = make(network().parameters())
         before = {name: optimizer.param_groups[0].get(name) for name in ("momentum", "betas")}

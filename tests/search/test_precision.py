@@ -75,7 +75,7 @@ def auto(
     """Final loss and found rate."""
     model = network().to(dtype)
     optimizer = make(model.parameters(), lr=guess)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS, journal=journal)
     with quiet():
         loop(model, optimizer, scheduler)
     return final_loss(model), found_rate(journal, guess)

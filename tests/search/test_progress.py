@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hdet.rollback.judge import merged, table_of
-from hdet.search.progress import Progress
-from hdet.search.rule import next_end
+from hdet.rule.progress import Progress
+from hdet.rule.rounds import merged, next_end, table_of
 
 pytestmark = pytest.mark.quick
 

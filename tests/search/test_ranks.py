@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 import hdet
 from hdet.errors import DisagreementError
@@ -26,7 +27,7 @@ def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:
     model = network()
     optimizer = torch.optim.Adam(two_groups(model), lr=1e-3)
     journal = f"{path}-{rank}"
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, journal=journal)
+    scheduler = hdet.auto(optimizer, total_steps=60, journal=journal)
     train(model, optimizer, scheduler, range(60))
     if rank > 0:
         assert not Path(journal).exists()  # one rank writes
@@ -63,8 +64,8 @@ def guesses(rank: int) -> str:
 def test_guesses_that_differ_are_told_as_such() -> None:
     for message in run_ranks(guesses, 2):
         assert "DisagreementError" in message
-        assert "rank 0: max_lr (the optimizer's lr) = [0.001]" in message
-        assert "rank 1: max_lr (the optimizer's lr) = [0.002]" in message
+        assert "rank 0: guess = [0.001]" in message
+        assert "rank 1: guess = [0.002]" in message
         assert "DistributedDataParallel" not in message
 
 
@@ -80,7 +81,7 @@ def ddp(rank: int, kind: str) -> tuple[list[list[float]], float, str]:
     model = network()
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=120)
+    scheduler = hdet.auto(optimizer, total_steps=120)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rates = train(
@@ -110,20 +111,42 @@ def test_ranks_that_go_on_from_different_checkpoints_are_told() -> None:
         assert "rank 1: rolled_back = 1" in words
 
 
-ARGUMENTS: dict[str, tuple[Any, Any]] = {"rollback": (True, False), "auto_lr": (True, False)}
+ARGUMENTS: dict[str, tuple[Any, Any]] = {"rollback": (True, False), "highest": (0.1, 0.2), "steps": (60, 70)}
 
 
 def different(rank: int, name: str) -> str:
-    model, optimizer, scheduler = built(1e-3, 60, **{name: ARGUMENTS[name][rank]})
+    model, optimizer, scheduler = built(1e-3, **{"steps": 60, name: ARGUMENTS[name][rank]})
     return str(error_of(lambda: train(model, optimizer, scheduler, range(60))))
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_that_differs_is_named(name: str) -> None:
+    first, second = ARGUMENTS[name]
+    argument = "total_steps" if name == "steps" else name
     for words in run_ranks(different, 2, name):
-        assert re.search(f"replicas disagree on .*{name}, which must be equal on all of them", words)
-        assert re.search(f"rank 0: .*{name} = True", words)
-        assert re.search(f"rank 1: .*{name} = False", words)
+        assert re.search(f"replicas disagree on .*{argument}, which must be equal on all of them", words)
+        assert re.search(f"rank 0: .*{argument} = {first}", words)
+        assert re.search(f"rank 1: .*{argument} = {second}", words)
+
+
+SHAPES: dict[str, Any] = {
+    "CosineAnnealingLR": lambda o: CosineAnnealingLR(o, 60),
+    "StepLR": lambda o: StepLR(o, 20),
+    "trapezoid": None,
+}
+
+
+def other_schedules(rank: int, names: tuple[str, str]) -> str:
+    model, optimizer, scheduler = built(1e-3, 60, schedule=SHAPES[names[rank]])
+    return str(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+@pytest.mark.parametrize("names", [("CosineAnnealingLR", "StepLR"), ("CosineAnnealingLR", "trapezoid")])
+def test_schedules_that_differ_are_told_as_such(names: tuple[str, str]) -> None:
+    for words in run_ranks(other_schedules, 2, names):
+        assert re.search(r"replicas disagree on .*\bschedule\b.*, which must be equal on all of them", words)
+        for rank, name in enumerate(names):
+            assert re.search(f"rank {rank}: .*schedule = '?{name}", words)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -131,7 +154,7 @@ def test_an_argument_that_differs_is_named(name: str) -> None:
 def test_weights_must_be_finite_and_buffers_not_nan(name: str, value: float) -> None:
     model = nn.BatchNorm1d(2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    search = search_of(hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, model=model))
+    search = search_of(hdet.auto(optimizer, total_steps=60, model=model))
     with torch.no_grad():
         {"weights": model.weight, "buffers": model.running_mean, "neither": torch.ones(1)}[name].fill_(value)  # type: ignore[union-attr]
     is_fine = name == "neither" or (name == "buffers" and value == math.inf)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.search.constants import DEFAULT
-from hdet.search.rule import is_sampled, next_end
+from hdet.rule.constants import DEFAULT
+from hdet.rule.rounds import is_sampled, next_end
 from tests.search import twin
 
 pytestmark = pytest.mark.quick

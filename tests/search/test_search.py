@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 import hdet
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
-from hdet.search.constants import DEFAULT
-from hdet.search.rule import Phase, next_end
+from hdet.rule.constants import DEFAULT
+from hdet.rule.enums import Phase
+from hdet.rule.rounds import next_end
+from hdet.schedulers.trapezoid import Trapezoid
 from tests.problems import batch_of, network
 from tests.search import runs
 from tests.search.runs import built, final_loss, fixed, loss_of, momentum, search_of, train, two_groups
@@ -63,7 +65,7 @@ def test_rounding_does_not_matter(guess: float, make: Any) -> None:
     for dtype in (torch.float64, torch.float32):
         model = network().to(dtype)
         optimizer = make(model.parameters(), lr=guess)
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300)
+        scheduler = hdet.auto(optimizer, total_steps=300)
         for t in range(12):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(batch_of(t)[0].to(dtype)), batch_of(t)[1].to(dtype))
@@ -93,19 +95,22 @@ def test_a_loss_that_is_given_again_counts_once(calls: int) -> None:
     assert told[1] == pytest.approx(told[0])
 
 
-def test_without_a_search_it_is_torchs_scheduler_bit_for_bit() -> None:
-    """Rates with their warm-up, weights, BatchNorm and RNG: it only looks on."""
+def test_a_run_that_is_too_short_keeps_its_guess() -> None:
+    """The guess on the plain schedule; weights, BatchNorm and RNG: it only looks on."""
     weights = []
     for ours in (True, False):
         model = network(nn.BatchNorm1d(32))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=60)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+        shape = Trapezoid.of(30)
+        scheduler: Any = LambdaLR(optimizer, lambda t: shape.at(t, 0.01))  # noqa: B023
         if ours:
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-            scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, auto_lr=False, model=model)
+            with pytest.warns(SearchWarning, match="too short to find its rate"):
+                scheduler = hdet.auto(optimizer, total_steps=30, model=model)
         before = torch.random.get_rng_state()
-        train(model, optimizer, scheduler, range(60), tells=lambda loss, t: loss if ours else None)  # noqa: B023
+        rates = train(model, optimizer, scheduler, range(30), tells=lambda loss, t: loss if ours else None)  # noqa: B023
         assert torch.equal(before, torch.random.get_rng_state())
+        assert [row[0] for row in rates] == [shape.at(t, 0.01) for t in range(30)]
         weights.append([v.clone() for v in model.state_dict().values()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
@@ -159,7 +164,7 @@ def test_groups_at_0_are_left_alone() -> None:
     groups = two_groups(model)
     groups[0]["lr"] = 0.0
     optimizer = torch.optim.Adam(groups, lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
+    scheduler = hdet.auto(optimizer, total_steps=100)
     rates = train(model, optimizer, scheduler, range(100))
     assert {row[0] for row in rates} == {0.0}
     assert len({row[1] for row in rates}) > 10
@@ -233,18 +238,18 @@ def test_nan_weights_are_rolled_back(gives_loss: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train(model, optimizer, scheduler, range(120), tells=tells)
-    rate = scheduler._run.found.peak_factor
+    rate = scheduler.search.found.peak_factor
     damage(model, lambda p: p.mul_(math.nan))
     excused = "step 124: rolled back to step 104, at the same rate"
     paid = "diverged at step {}: rolled back to step {}, "
     with pytest.warns(SearchWarning, match=excused if gives_loss else paid.format(124, 87)) as caught:
         train(model, optimizer, scheduler, range(120, 130), tells=tells)
     assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]
-    assert scheduler._run.found.peak_factor == pytest.approx(rate if gives_loss else rate / 3)
+    assert scheduler.search.found.peak_factor == pytest.approx(rate if gives_loss else rate / 3)
     damage(model, lambda p: p.mul_(math.nan))
     with pytest.warns(SearchWarning, match=paid.format(148, 87)):
         train(model, optimizer, scheduler, range(130, 200), tells=tells)
-    assert scheduler._run.found.peak_factor == pytest.approx(rate / (3 if gives_loss else 9), rel=0.5)
+    assert scheduler.search.found.peak_factor == pytest.approx(rate / (3 if gives_loss else 9), rel=0.5)
     assert math.isfinite(final_loss(model))
 
 
@@ -266,7 +271,7 @@ def test_buffers_go_back_with_the_model_alone() -> None:
     for known in (True, False):
         model = network(nn.BatchNorm1d(32))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=200, model=model if known else None)
+        scheduler = hdet.auto(optimizer, total_steps=200, model=model if known else None)
         train(model, optimizer, scheduler, range(60))
         norm: Any = model[1]
         norm.running_mean.fill_(math.nan)
@@ -289,11 +294,11 @@ def test_without_snapshots_weights_that_are_no_numbers_are_an_error() -> None:
 def test_where_the_loss_leaps_whatever_the_weights_the_rate_is_as_before() -> None:
     model, optimizer, scheduler = built()
     train(model, optimizer, scheduler, range(126))
-    rate = scheduler._run.found.peak_factor
+    rate = scheduler.search.found.peak_factor
     with pytest.warns(SearchWarning, match="training diverged") as caught:
         train(model, optimizer, scheduler, range(126, 299), tells=lambda loss, t: loss + 1000)
     assert len([w for w in caught if w.category is SearchWarning]) == 1
-    assert scheduler._run.found.peak_factor == pytest.approx(rate)
+    assert scheduler.search.found.peak_factor == pytest.approx(rate)
 
 
 def test_a_first_step_to_nowhere_is_undone() -> None:
@@ -339,7 +344,7 @@ def test_steps_that_move_nothing_keep_to_the_guess_and_say_so() -> None:
     ):
         stand()
     assert search_of(scheduler).found.phase is Phase.STOPPED
-    assert scheduler._run.found.peak_factor == 1.0
+    assert scheduler.search.found.peak_factor == 1.0
 
 
 def test_a_first_step_is_looked_at_however_late_it_comes(tmp_path: Path) -> None:
@@ -355,49 +360,55 @@ def test_a_first_step_is_looked_at_however_late_it_comes(tmp_path: Path) -> None
     assert [step for step, event in events.items() if event == "first_step"] == [37, 38]
 
 
-def test_after_another_scheduler_its_training_stays() -> None:
-    """SequentialLR builds both at once: what the first one trained is not this one's to undo."""
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+def test_it_is_no_part_of_a_sequence() -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=3e-3)
     first = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-    second = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
-    both = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[60])
-    before = math.nan
-    for t in range(70):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(t)).backward()
-        optimizer.step()
-        both.step()
-        if t == 59:
-            before = final_loss(model)
-    assert before < 0.95 * final_loss(network())
-    assert final_loss(model) < 1.1 * before
-    assert search_of(second)._sampler.made == 10
+    second = hdet.auto(optimizer, total_steps=100)
+    with pytest.raises(ArgumentError, match=r"cannot be a part of a SequentialLR; give .* hdet\.auto\(.*schedule="):
+        torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[60])
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("max_lr", ["auto", "automatic"])
+def test_a_word_in_place_of_a_rate_is_told_of_the_door(max_lr: Any) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=0.5)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ArgumentError, match=r"write scheduler = hdet\.auto\(optimizer, total_steps=\.\.\.\)"):
+        hdet.OneCycleLR(optimizer, max_lr, total_steps=100)
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("name", ["auto_lr", "decay", "spread", "sync_every", "seed", "max_lr", "pct_start"])
+def test_what_is_the_ensembles_is_not_the_searchs(name: str) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=0.5)
+    with pytest.raises(TypeError, match=name):
+        hdet.auto(optimizer, total_steps=100, **{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["rollback", "highest"])
+def test_what_is_the_searchs_is_not_the_ensembles(name: str) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=0.5)
+    with pytest.raises(TypeError, match=name):
+        hdet.OneCycleLR(optimizer, 0.1, total_steps=100, **{name: False})
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"max_lr": "automatic"}, '"auto"'),
-        ({"max_lr": "auto", "auto_lr": hdet.Corrected()}, "auto_lr"),
-        ({"max_lr": "auto", "auto_lr_start": 5}, "auto_lr_start"),
-        ({"max_lr": "auto", "decay": "exponential"}, "decay"),
-        ({"max_lr": "auto", "spread": 0.1}, "spread"),
-        ({"max_lr": "auto", "sync_every": 5}, "sync_every"),
-        ({"max_lr": "auto", "seed": 3}, "seed"),
-        ({"max_lr": "auto", "rollback": 1}, "rollback"),
-        ({"max_lr": 0.1, "rollback": False}, "rollback"),
-        ({"max_lr": 0.1, "sync_every": "auto"}, "sync_every"),
+        ({"rollback": 1}, "rollback must be True or False"),
+        ({"schedule_every": 2}, "schedule_every must be 1 without schedule="),
+        ({"total_steps": 0}, "total_steps must be an integer, at least 1"),
+        ({"highest": -1.0}, "highest must be a rate above 0"),
+        ({"schedule": 3}, "schedule must be"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, Any], words: str) -> None:
     optimizer = torch.optim.Adam(network().parameters(), lr=0.5)
     before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(ArgumentError, match=words):
-        hdet.OneCycleLR(optimizer, total_steps=100, **arguments)
+        hdet.auto(optimizer, **{"total_steps": 100, **arguments})
     assert optimizer.state_dict() == before
     assert not optimizer._optimizer_step_pre_hooks
 
@@ -406,7 +417,7 @@ def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, 
 def test_guesses_from_which_nothing_can_be_found_are_refused(rate: float) -> None:
     optimizer = torch.optim.Adam(network().parameters(), lr=rate)
     with pytest.raises(ArgumentError, match="a search begins from the optimizer's own lr"):
-        hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
+        hdet.auto(optimizer, total_steps=100)
 
 
 def test_a_journal_has_the_rates_that_were_used_also_with_other_constants() -> None:

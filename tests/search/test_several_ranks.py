@@ -70,7 +70,7 @@ def _of_kind(rank: int, kind: str) -> _Ended:
     ddp = DistributedDataParallel(model)
     optimizer = Adam(ddp.parameters(), lr=GUESS)
     with recorded() as caught:
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal)
+        scheduler = hdet.auto(optimizer, total_steps=STEPS, journal=journal)
         for t in range(STEPS):
             optimizer.zero_grad()
             loss = loss_of(ddp, batch_of(3 * t + rank))
@@ -114,7 +114,7 @@ def _counts_all_reduces(rank: int) -> tuple[int, bool]:
     model = network()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
+    scheduler = hdet.auto(optimizer, total_steps=100)
     _steps(ddp, optimizer, scheduler, range(7))
     before = [p.detach().clone() for p in model.parameters()]
     real, calls = dist.all_reduce, 0

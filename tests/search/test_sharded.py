@@ -20,8 +20,6 @@ from tests.sharded_nets import Net, Ran, batch_of, found, loss_of, mesh_of, part
 
 LOW, HIGH = 1e-7, 1e3
 SHORT = 60
-CYCLES = torch.__version__ >= "2.9"
-"""Before, torch's Adam keeps to the first beta that it saw of a weight whose gradients are sums in parts."""
 DECIDED = ("step", "event", "rolled_back_to", "why")
 
 
@@ -75,8 +73,8 @@ def _tensor_parallel(rank: int, folder: Path) -> list[Ran]:
     model = _split(Block(), both["tp"])
     fully_shard(model, mesh=both["dp"])
     return [
-        found(_split(Block(), alone), HIGH, 40, folder / "tp.jsonl", cycle_momentum=CYCLES),
-        found(model, HIGH, 40, folder / "both.jsonl", both["dp"].get_local_rank(), 2, cycle_momentum=CYCLES),
+        found(_split(Block(), alone), HIGH, 40, folder / "tp.jsonl"),
+        found(model, HIGH, 40, folder / "both.jsonl", both["dp"].get_local_rank(), 2),
     ]
 
 
@@ -111,7 +109,7 @@ class Block(nn.Module):
 @pytest.mark.slow
 @pytest.mark.covers("frameworks", "plain loop, search", "tensor parallel", "fp64")
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
-    plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl", cycle_momentum=CYCLES)
+    plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl")
     for runs in run_ranks(_tensor_parallel, 4, tmp_path):
         for ran in runs:
             _agree(ran, plain)
@@ -122,7 +120,7 @@ def _copies(rank: int, mesh_size: int) -> int:
     model = Net(width=160)
     model = sharded(model, mesh_of(mesh_size)) if mesh_size > 1 else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
+    scheduler = hdet.auto(optimizer, total_steps=100)
     train(model, optimizer, scheduler, range(14), rank, mesh_size)
     with_it = _living()
     del scheduler
@@ -161,27 +159,30 @@ def _refused(rank: int) -> dict[str, str]:
     mesh = mesh_of(4)
     model = sharded(Net(), mesh)
 
-    def step(parameters: Any, *args: Any, **more: Any) -> None:
+    def step(parameters: Any, make: Callable[..., Any], **more: Any) -> None:
         optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        scheduler = hdet.OneCycleLR(optimizer, *args, total_steps=100, **more)
+        scheduler = make(optimizer, total_steps=100, **more)
         optimizer.step()
         scheduler.step()
 
+    def trained(**more: Any) -> Callable[[], None]:
+        return lambda: step(model.parameters(), hdet.OneCycleLR, max_lr=0.1, **more)
+
     def search(parameters: Any, **more: Any) -> Callable[[], None]:
-        return lambda: step(parameters, "auto", **more)
+        return lambda: step(parameters, hdet.auto, **more)
 
     def apart() -> None:
         """Two shard groups that share no gradients are two models."""
         lonely = sharded(Net(), both["shard"])
         optimizer = torch.optim.SGD(lonely.parameters(), lr=0.1)
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, cycle_momentum=False)
+        scheduler = hdet.auto(optimizer, total_steps=100)
         train(lonely, optimizer, scheduler, range(4), rank, 4)
 
     both = mesh_of(2, 2)
     flat = FullyShardedDataParallel(Net().body, device_id=torch.device("cpu"), use_orig_params=True)
     attempts: dict[str, Callable[[], object]] = {
-        "trained": lambda: step(model.parameters(), 0.1, model=model),
-        "unknown model": lambda: step(model.parameters(), 0.1),
+        "trained": trained(model=model),
+        "unknown model": trained(),
         "arms of whole models": search(Net().parameters(), group=hdet.arms(2)),
         "flat": search(flat.parameters()),
         "apart": apart,
@@ -195,7 +196,7 @@ def _lowered(rank: int, **precision: Any) -> float:
 
     model = sharded(Net(), mesh_of(4), mp_policy=MixedPrecisionPolicy(**precision, output_dtype=torch.float64))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=SHORT, group=hdet.arms(1))
+    scheduler = hdet.auto(optimizer, total_steps=SHORT, group=hdet.arms(1))
     train(model, optimizer, scheduler, range(SHORT), rank, 4)
     with torch.no_grad():
         return float(loss_of(model, part_of(batch_of(100_000), rank, 4)))
@@ -205,7 +206,7 @@ def _as_high() -> float:
     """The same in one process and in float64."""
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    train(model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=SHORT), range(SHORT))
+    train(model, optimizer, hdet.auto(optimizer, total_steps=SHORT), range(SHORT))
     return float(loss_of(model, batch_of(100_000)).detach())
 
 
@@ -219,7 +220,7 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
         assert answer["put back"]
         errors = answer["errors"]
         assert 'hdet.arms(mesh, "replicate")' in errors["trained"]
-        assert 'max_lr="auto"' in errors["trained"]
+        assert "by hdet.auto" in errors["trained"]
         assert "model=model" in errors["unknown model"]
         assert "shared gradients" in errors["arms of whole models"]
         assert "FullyShardedDataParallel" in errors["flat"]

@@ -78,7 +78,7 @@ def test_steps_that_do_not_follow_the_rate_are_said(make: Any, guess: float) -> 
     assert at <= 65
 
 
-@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
+@pytest.mark.parametrize("face", ["auto", "schedule"])
 def test_by_any_face(face: str) -> None:
     assert len(run(OwnRate, 1e-3, face)[2]) == 1
 

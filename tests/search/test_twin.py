@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from hdet.rollback.judge import Block
-from hdet.rollback.policy import Action
-from hdet.search.constants import DEFAULT as c
-from hdet.search.estimate import Measured
-from hdet.search.rule import Evidence, Phase, Rule, State
+from hdet.rule.constants import DEFAULT as c
+from hdet.rule.decision import Rule
+from hdet.rule.enums import Action, Phase
+from hdet.rule.estimate import Measured
+from hdet.rule.judge import LossHistory
+from hdet.rule.progress import Progress
+from hdet.rule.rounds import Block
+from hdet.rule.state import Evidence, State
 from tests.search.twin import Run, Seen, Settings, Theta, next_end
 
 pytestmark = pytest.mark.quick
@@ -83,9 +86,24 @@ def agree(state: State, run: Run, times: Sequence[int]) -> None:
     assert state.phase is PHASES[run.phase]
     assert [one.step for one in state.snapshots] == [kept.t for kept in run.kept]
     if state.phase is Phase.SEARCHING:
-        assert repr(state.history) == repr(run.history)  # NaN is NaN
+        assert_judged_alike(state.history, run)
         assert math.exp(state.slowed_from) == pytest.approx(run.m_before, nan_ok=True)
         assert [state.factor(t) for t in times] == pytest.approx([run.factor(t) for t in times])
+
+
+def assert_judged_alike(history: LossHistory, run: Run) -> None:
+    judge = run.judge
+    gain = judge.fine[0] - min(judge.fine) if judge.fine else 0.0
+    lowest, recent = min(judge.fine, default=math.nan), [block.mean for block in history.recent]
+    size = max(map(abs, [1e-300, *judge.fine]))
+    close = {"rel": 1e-9, "abs": 1e-9 * size, "nan_ok": True}
+    assert (history.lowest, history.gain) == pytest.approx((lowest, gain), **close)
+    assert list(history.before) == pytest.approx(judge.before[-2:], **close)
+    assert (history.suspect_level, history.nonfinite_streak) == pytest.approx((judge.suspect, judge.silent), **close)
+    assert recent == pytest.approx([block.mean for block in judge.blocks][len(judge.blocks) - len(recent) :], **close)
+    assert list(history.second_differences) == pytest.approx(judge.known_bends, **close)
+    assert list(history.latest) == pytest.approx(judge.bends[-1] if judge.bends else [], **close)
+    assert history.noise == pytest.approx(judge.sigma, **close)
 
 
 def no_optimizer() -> object:
@@ -99,13 +117,13 @@ def follow(seed: int) -> Counter[str]:
     rule, run = Rule(s.S), Run(s, NOWHERE, no_optimizer)  # type: ignore[arg-type]  # it has none
     state, run.has_losses = rule.begin(), world.gives_losses
     agree(state, run, [0, 1])
-    began = 0
+    began, known = 0, Progress()
     story: Counter[str] = Counter()
     while began < s.S:
         t = s.S if began == s.S - 1 else min(next_end(began), s.S - 1)
         steps = t - began if world.rng.random() < 0.95 else 0
         seen, blocks, guess = world.seen(t, run), world.losses(t, steps), s.guess[0] * s.h(t - 1)
-        progress = run.progress.after(blocks, t) if run.has_losses else run.progress
+        progress = known.after(blocks, t) if run.has_losses and steps else known
         evidence = Evidence(
             span=(t - 1, t),
             steps=steps,
@@ -118,16 +136,18 @@ def follow(seed: int) -> Counter[str]:
                 balance=seen.beta,
                 gradients=tuple(seen.sizes),
                 rates=math.fsum(seen.eta),
-                stretch=len(seen.eta),
+                path_steps=len(seen.eta),
             ),
             estimated_log_factor=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
             has_losses=run.has_losses,
             has_fallen=progress.is_below,
+            has_gained=progress.has_gained,
             undone=progress.undone,
         )
         if not s.rollback:
             state = rule.remembering(state, ())
         decision, level = rule.after_round(state, evidence), state.log_factor
+        known = decision.progress(known, progress, evidence)
         event = run.end_round(t, steps, blocks, seen)
         code, detail = [*(event or "").split(), None, None][:2]
         assert (decision.event, str(decision.rolled_back_to or (decision.why and decision.why.value))) == (

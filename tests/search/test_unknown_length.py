@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
 from hdet.report.data import load_run
 from hdet.report.verdict import advice
-from hdet.search.constants import DEFAULT
+from hdet.rule.constants import DEFAULT
 from tests.checkpoint.searching import Searching
 from tests.problems import batch_of, network
 from tests.processes import error_of, run_ranks
@@ -25,20 +25,9 @@ HELD = 150
 """Steps, by which the rate has risen."""
 
 
-def falling(peak: float, steps: int, strategy: Any) -> tuple[list[float], list[float]]:
-    """Rates and momenta of the falling phase of torch's OneCycleLR."""
-    optimizer = momentum([torch.zeros(1, requires_grad=True)], peak)
-    torchs = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, peak, total_steps=10 + steps, pct_start=10 / (10 + steps), anneal_strategy=strategy
-    )
-    rates, momenta = [], []
-    for t in range(10 + steps):
-        if t >= 10:
-            rates.append(optimizer.param_groups[0]["lr"])
-            momenta.append(optimizer.param_groups[0]["momentum"])
-        optimizer.step()
-        torchs.step()
-    return rates, momenta
+def falling(peak: float, steps: int) -> list[float]:
+    """The rates of a fall over so many steps, to 1/250,000 of the peak."""
+    return [peak * (1 - (1 - 1 / 25e4) * math.sqrt((t + 1) / steps)) for t in range(steps)]
 
 
 def watched(run: Any, steps: range) -> tuple[list[float], list[float]]:
@@ -104,20 +93,11 @@ def test_auto_needs_no_length(several: bool) -> None:
     assert rate == pytest.approx(scheduler.found.rate / 25e4)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_lr": 0.1},
-        {"max_lr": "auto", "epochs": 3},
-        {"max_lr": "auto", "steps_per_epoch": 3},
-        {"max_lr": "auto", "pct_start": 0.5},
-        {"max_lr": "auto", "three_phase": True},
-    ],
-)
-def test_what_needs_a_length_says_so(arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"epochs": 3}, {"steps_per_epoch": 3}])
+def test_a_rate_that_is_given_needs_a_length(arguments: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(network().parameters(), 0.1, momentum=0.9)
     with pytest.raises(ValueError, match="total_steps"):
-        hdet.OneCycleLR(optimizer, **arguments)
+        hdet.OneCycleLR(optimizer, 0.1, **arguments)
 
 
 def test_a_schedule_of_ones_own_needs_a_length() -> None:
@@ -126,37 +106,22 @@ def test_a_schedule_of_ones_own_needs_a_length() -> None:
         hdet.auto(optimizer, schedule=CosineAnnealingLR(optimizer, 100))
 
 
-@pytest.mark.filterwarnings("ignore:search stopped")
-def test_a_guess_that_is_kept_is_held_too() -> None:
-    run = built(0.05, None, momentum, auto_lr=False)
-    rates, momenta = watched(run, range(HELD))
-    assert rates[0] == pytest.approx(0.05 / 25)
-    assert (rates[-1], momenta[-1]) == (0.05, 0.85)
-    run[2].finish(20)
-    assert watched(run, range(HELD, HELD + 20)) == (
-        pytest.approx(falling(0.05, 20, "cos")[0]),
-        pytest.approx(falling(0.05, 20, "cos")[1]),
-    )
-
-
 # -- finish -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["cos", "linear"])
 @pytest.mark.parametrize("steps", [1, 2, 30])
 @pytest.mark.parametrize("total", [None, 1000])
-def test_it_falls_as_a_onecycle_falls(total: int | None, steps: int, strategy: str) -> None:
-    run = built(1e-4, total, momentum, anneal_strategy=strategy)
+def test_it_falls_to_the_last_rate_of_a_schedule(total: int | None, steps: int) -> None:
+    run = built(1e-4, total, momentum)
     watched(run, range(HELD))
     held = run[1].param_groups[0]["lr"]  # in the longer schedule below the target, since it has not peaked
     run[2].finish(steps)
     rates, momenta = watched(run, range(HELD, HELD + steps))
-    expected = falling(held, steps, strategy)
-    assert rates == pytest.approx(expected[0])
+    assert rates == pytest.approx(falling(held, steps))
     assert set(momenta) == {0.9}
     assert rates[-1] == pytest.approx(held / 25e4)
     assert run[2].total_steps == HELD + steps
-    with pytest.raises(ValueError, match=f"total steps is {HELD + steps}"):
+    with pytest.raises(hdet.ArgumentError, match=f"but the run has {HELD + steps} steps; give more"):
         run[2].step()
 
 
@@ -166,21 +131,11 @@ def test_finished_while_the_rate_rises(now: int) -> None:
     before, _ = watched(run, range(now))
     lr = run[1].param_groups[0]["lr"]
     run[2].finish(50)
-    assert run[1].param_groups[0]["lr"] == pytest.approx(lr * (1 + math.cos(math.pi / 50)) / 2, rel=1e-5)
+    assert run[1].param_groups[0]["lr"] == pytest.approx(falling(lr, 50)[0], rel=1e-5)
     rates, _ = watched(run, range(now, now + 50))
     if now > 40:  # until the schedule has fallen by a tenth, the rate may still be revised
         assert rates[15:] == sorted(rates[15:], reverse=True)
     assert rates[-1] < 1e-3 * max(*before, *rates)
-
-
-def test_a_guess_that_is_kept_is_finished_from_where_it_is() -> None:
-    run = built(0.05, 1000, momentum, auto_lr=False)
-    before, _ = watched(run, range(HELD))
-    run[2].finish(30)
-    rates, _ = watched(run, range(HELD, HELD + 30))
-    assert before[-1] < 0.03  # it still rises
-    assert rates[0] == pytest.approx(before[-1], rel=0.02)
-    assert rates == sorted(rates, reverse=True)
 
 
 @pytest.mark.filterwarnings("ignore:training diverged")
@@ -196,7 +151,8 @@ def test_a_false_alarm_after_finish_has_its_rate_back_and_no_more() -> None:
     scheduler.finish(2000)
     go_on(range(125, 149))
     again = optimizer.param_groups[0]["lr"]  # the round that shows it may revise the rate, too
-    assert 0.95 < again / before[123] < 1.25
+    fallen = falling(1.0, 2000)[24]
+    assert 0.95 < again / (before[123] * fallen) < 1.25
 
 
 def test_a_finished_run_is_as_good_as_one_of_its_length() -> None:
@@ -226,7 +182,7 @@ def test_a_finished_run_is_told_as_any_other(tmp_path: Path, caplog: pytest.LogC
         HELD + 20: HELD + 20,
     }
     with path.open("ab"):  # it is not held any more
-        hdet.OneCycleLR(optimizer, "auto", journal=path).step()
+        hdet.auto(optimizer, journal=path).step()
 
 
 def test_the_report_and_what_was_found_know_the_end(tmp_path: Path) -> None:
@@ -249,9 +205,9 @@ def test_the_report_and_what_was_found_know_the_end(tmp_path: Path) -> None:
     assert last == pytest.approx(scheduler.found.rate / 25e4)
 
 
-def run_with(max_lr: Any, total: int | None, made: int = 0) -> Any:
+def run_with(total: int | None, made: int = 0, **more: Any) -> Any:
     optimizer = momentum([torch.ones(2, requires_grad=True)], 0.1)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr, total_steps=total)
+    scheduler = hdet.auto(optimizer, total, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(made):
@@ -262,7 +218,7 @@ def run_with(max_lr: Any, total: int | None, made: int = 0) -> Any:
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0, True, "3", None, math.nan])
 def test_steps_are_a_positive_integer(steps: Any) -> None:
-    scheduler = run_with("auto", None)
+    scheduler = run_with(None)
     before = repr(scheduler.state_dict())
     with pytest.raises(hdet.ArgumentError, match=r"steps must be an integer, at least 1, but got steps=.*; "):
         scheduler.finish(steps)
@@ -270,7 +226,7 @@ def test_steps_are_a_positive_integer(steps: Any) -> None:
 
 
 def finished(steps: int) -> Any:
-    scheduler = run_with("auto", None)
+    scheduler = run_with(None)
     scheduler.finish(steps)
     for _ in range(steps):
         scheduler.optimizer.step()
@@ -281,9 +237,12 @@ def finished(steps: int) -> Any:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: run_with(0.1, 100), "number as max_lr"),
-        (lambda: run_with("auto", 100, 99), "is at step 99 of 100"),
-        (lambda: run_with("auto", 100, 100), "is at step 100 of 100"),
+        (
+            lambda: run_with(100, schedule=lambda optimizer: CosineAnnealingLR(optimizer, 100)),
+            "follows a schedule of 100 steps",
+        ),
+        (lambda: run_with(100, 99), "is at step 99 of 100"),
+        (lambda: run_with(100, 100), "is at step 100 of 100"),
         (lambda: finished(10), "is at step 10 of 10"),
     ],
 )
@@ -295,10 +254,9 @@ def test_what_has_ended_cannot_be_finished(make: Any, match: str) -> None:
     assert repr(scheduler.state_dict()) == before
 
 
-@pytest.mark.parametrize("three_phase", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 20, 30, 90])
-def test_what_falls_already_goes_on_from_where_it_is(steps: int, three_phase: bool) -> None:
-    plain, run = (built(1e-4, 100, momentum, three_phase=three_phase) for _ in range(2))
+def test_what_falls_already_goes_on_from_where_it_is(steps: int) -> None:
+    plain, run = (built(1e-4, 100, momentum) for _ in range(2))
     rates, momenta = watched(plain, range(100))
     early = watched(run, range(70))
     found = run[2].found.rate
@@ -318,7 +276,7 @@ def test_what_falls_already_goes_on_from_where_it_is(steps: int, three_phase: bo
 
 
 def test_finished_at_the_last_step_of_the_peak() -> None:
-    scheduler = run_with("auto", 100, 29)
+    scheduler = run_with(100, 29)
     scheduler.finish(10)
     assert scheduler.total_steps == 39
 
@@ -335,25 +293,29 @@ def test_a_group_that_was_added_before_falls_too(total: int | None, now: int) ->
     assert rates[-1] == pytest.approx([rate * rates[-1][0] / first[0] for rate in first])
 
 
-def test_finished_before_its_turn_or_after_it() -> None:
-    """In SequentialLR the rates in the optimizer are another scheduler's."""
-    optimizer = momentum([torch.ones(2, requires_grad=True)], 0.1)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", auto_lr=False)
-    others = [ConstantLR(optimizer, 0.5, 100) for _ in range(2)]
-    whole = SequentialLR(optimizer, [others[0], scheduler, others[1]], [10, 30])
-    rates = []
-    for t in range(35):
-        if t in (5, 33):
-            before = {**optimizer.param_groups[0]}
-            scheduler.finish(21)
-            assert optimizer.param_groups[0] == before
-        if t == 5:
-            assert scheduler.total_steps == 21
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        whole.step()
-    assert rates[10:30] == sorted(rates[10:30], reverse=True)
-    assert rates[29] < rates[10] / 100
+def test_a_search_climbs_in_place_of_the_rise_and_settles_when_it_falls() -> None:
+    model, optimizer, scheduler = built(1e-4, 100)
+    rates = [row[0] for row in train(model, optimizer, scheduler, range(60))]
+    assert scheduler.found.status == "searching"
+    rates += [row[0] for row in train(model, optimizer, scheduler, range(60, 100))]
+    assert scheduler.found.status in ("settled", "unsure")
+    assert rates[58:60] == pytest.approx([scheduler.found.rate] * 2)
+    assert rates[60:] == pytest.approx(falling(scheduler.found.rate, 40))
+    assert dict(scheduler.state_dict()["hdet"]["found"])["peak"] == 29
+
+
+@pytest.mark.parametrize("finishes", [None, 500])
+def test_it_is_replayed_from_a_journal(finishes: int | None, tmp_path: Path) -> None:
+    """Whose rounds end before and after the fall has begun."""
+    steps = 1000 if finishes is None else finishes + 100
+    model, optimizer, scheduler = built(1e-4, 1000, journal=tmp_path / "run.jsonl")
+    rates = train(model, optimizer, scheduler, range(finishes or steps))
+    if finishes is not None:
+        scheduler.finish(100)
+        rates += train(model, optimizer, scheduler, range(finishes, steps))
+    replayed = hdet.schedule_from(tmp_path / "run.jsonl", torch.optim.SGD(model.parameters(), 1.0)).lr_lambdas[0]
+    expected = [row[0] for row in rates[400:]]
+    assert [replayed(t) for t in range(400, steps)] == pytest.approx(expected, abs=1e-3 * max(expected))
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
@@ -440,7 +402,7 @@ def test_a_run_goes_on_with_another_length(first: int | None, then: int | None, 
         warnings.simplefilter("error")
         run = Searching.loaded(path, steps=then)
     assert run.scheduler.total_steps == (then or math.inf)
-    peak = DEFAULT.min_steps if then is None else 0.3 * then - 1
+    peak = DEFAULT.min_steps if None in (first, then) else 0.3 * then - 1  # what is held already does not rise again
     found = dict(run.scheduler.state_dict()["hdet"]["found"])
     assert found["peak"] == peak
     rate = run.optimizer.param_groups[0]["lr"]
@@ -463,13 +425,30 @@ def test_a_run_with_another_length_from_its_first_step_on(first: int | None, the
     assert resumed.go(1, 120).equals(whole.go(0, 120))
 
 
-@pytest.mark.parametrize(("first", "then", "cut"), [(60, 600, 30), (60, None, 45)])
+@pytest.mark.parametrize(("first", "then"), [(200, 300), (None, 300), (200, None)])
+def test_a_run_that_is_held_is_held_on(first: int | None, then: int | None, tmp_path: Path) -> None:
+    path, cut = tmp_path / "run.pt", 70
+    before = Searching(steps=first).go(0, cut)
+    before.save(path)
+    run = Searching.loaded(path, steps=then)
+    found = run.scheduler.found
+    assert run.optimizer.param_groups[0]["lr"] == before.optimizer.param_groups[0]["lr"] == pytest.approx(found.rate)
+    run.go(cut, 178)
+    if then is None:
+        run.scheduler.finish(122)
+    run.go(178, 299)
+    peak, begins = run.scheduler.found.rate, 180 if then else 178
+    assert run.rates[176] == pytest.approx(peak)  # of step 177
+    assert run.rates[179:] == pytest.approx(falling(peak, 300 - begins)[180 - begins :])
+
+
+@pytest.mark.parametrize(("first", "then", "cut"), [(60, 600, 40), (60, None, 45)])
 def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: int, tmp_path: Path) -> None:
     path = tmp_path / "falling.pt"
     Searching(steps=first).go(0, cut).save(path)
     run = Searching(seed=1, steps=then)
     before = repr((run.scheduler.state_dict(), run.numbers))
-    match = rf"total_steps must be 60 .* got total_steps={then}; give that, or .*max_lr=\d"
+    match = rf"total_steps must be 60 .* got total_steps={then}; give that, or .* with the rate \d"
     with pytest.raises(hdet.ArgumentError, match=match):
         hdet.load(path, **run.parts)
     assert repr((run.scheduler.state_dict(), run.numbers)) == before
@@ -477,8 +456,8 @@ def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: in
 
 def test_a_shorter_schedule_must_not_have_begun_to_fall(tmp_path: Path) -> None:
     path = tmp_path / "late.pt"
-    Searching(steps=None).go(0, 50).save(path)
-    with pytest.raises(hdet.ArgumentError, match=r"falls from step 29 on; give more"):
+    Searching(steps=None).go(0, 70).save(path)
+    with pytest.raises(hdet.ArgumentError, match=r"falls from step 59 on; give more"):
         Searching.loaded(path, steps=100)
 
 
@@ -487,8 +466,10 @@ def test_a_finished_run_does_not_become_longer(tmp_path: Path) -> None:
     run = Searching(steps=None).go(0, 50)
     run.scheduler.finish(20)
     run.go(50, 55).save(path)
-    with pytest.raises(hdet.ArgumentError, match="must be None as in the run that was saved"):
+    with pytest.raises(hdet.ArgumentError, match="must be 70 as in the run that was saved"):
         Searching.loaded(path, steps=1000)
+    for steps in (None, 70):  # the length it was planned with, and the one it has
+        assert Searching.loaded(path, steps=steps).go(55, 70).rates == run.go(int(run.scheduler.last_epoch), 70).rates
 
 
 def test_a_schedule_of_ones_own_keeps_its_length() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ConstantLR, SequentialLR
 
 import hdet
 from hdet.rollback.snapshots import START, Snapshots
@@ -52,28 +51,11 @@ def test_a_closure_is_heard_when_its_gradients_are_there(told: bool) -> None:
     assert loss < 1.5 * plain_loss(torch.optim.Adam, 1e-6, 200)
 
 
-def test_what_another_scheduler_trained_survives_the_milestone() -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    first = ConstantLR(optimizer, 1.0)
-    second = hdet.OneCycleLR(optimizer, "auto", total_steps=200)
-    both = SequentialLR(optimizer, [first, second], milestones=[150])
-    losses = []
-    for t in range(156):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(t)).backward()
-        optimizer.step()
-        both.step()
-        losses.append(final_loss(model))
-    assert losses[-1] < 1.1 * losses[148] < 0.7 * final_loss(network())
-    assert int(optimizer.state[next(model.parameters())]["step"]) == 156
-
-
 @pytest.mark.parametrize("micro", [3, 8])
 def test_rounds_without_a_step_are_not_taken_for_a_captured_graph(micro: int) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100 * micro)
+    scheduler = hdet.auto(optimizer, total_steps=100 * micro)
     for t in range(60 * micro):
         loss = loss_of(model, batch_of(t))
         loss.backward()
@@ -81,7 +63,7 @@ def test_rounds_without_a_step_are_not_taken_for_a_captured_graph(micro: int) ->
             optimizer.step()
             optimizer.zero_grad()
         scheduler.step(loss.detach())
-    assert not scheduler._run._hook.captured  # type: ignore[union-attr]
+    assert not scheduler.search.steps.captured  # type: ignore[union-attr]
     assert final_loss(model) < 0.5 * final_loss(network())
 
 
@@ -164,13 +146,13 @@ def test_a_gradient_with_the_conjugate_bit() -> None:
 def test_a_round_that_is_resumed_is_sampled_as_seldom_as_others() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=3000)
+    scheduler = hdet.auto(optimizer, total_steps=3000)
     train(model, optimizer, scheduler, range(530))
     scheduler.load_state_dict(copy.deepcopy(scheduler.state_dict()))
-    search: Any = scheduler._run
+    search: Any = scheduler.search
     sampled = 0
     for t in range(530, 620):
-        sampled += search._sampler._is_due
+        sampled += search.steps._is_due
         train(model, optimizer, scheduler, range(t, t + 1))
     assert sampled <= 12
 
@@ -192,7 +174,7 @@ def test_a_layer_that_thaws_before_the_first_step_is_known() -> None:
     first, *rest = list(model.parameters())
     first.requires_grad_(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e9)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS)
     for t in range(STEPS):
         if t == 2:
             first.requires_grad_(True)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hdet
-from hdet.events import Reason
 from hdet.report.data import load_run
 from hdet.report.verdict import advice, verdict
+from hdet.rule.enums import Reason
 from tests.problems import batch_of, loss_of, network
 from tests.processes import run_ranks
 
@@ -59,7 +59,7 @@ class Run:
         self.model, self.loss, self.said = network(), loss, list[str]()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, maximize=maximize)
         with self._listening():
-            self.scheduler = hdet.OneCycleLR(self.optimizer, "auto", total_steps=steps, **more)
+            self.scheduler = hdet.auto(self.optimizer, total_steps=steps, **more)
 
     def _listening(self) -> Any:
         return _Heard(self.said)
@@ -170,12 +170,6 @@ def test_a_run_that_is_too_short(lines: Callable[[], list[str]]) -> None:
     assert run.found.status == "too short"
     assert not run.found.settled
     assert not any("settled" in line for line in lines())
-
-
-def test_a_guess_that_is_to_be_kept() -> None:
-    run = Run(constant, auto_lr=False).go_on()
-    assert (run.found.status, run.found.why) == ("stopped", "auto_lr=False uses the given rate")
-    assert run.said == []
 
 
 def test_an_alarm_stops_the_search() -> None:

@@ -231,18 +231,13 @@ def test_a_group_that_is_added(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_in_a_sequence_every_scheduler_has_its_turn(first: bool) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    own, constant = hdet.OneCycleLR(optimizer, "auto", STEPS), lr_scheduler.ConstantLR(optimizer, 0.5, STEPS)
+def test_it_is_no_part_of_a_sequence(first: bool) -> None:
+    """It owns the rate of the whole run. This is said when the sequence is built, and not in mid-run."""
+    _, optimizer, own = onecycle()
+    constant = lr_scheduler.ConstantLR(optimizer, 0.5, STEPS)
     both: list[Any] = [own, constant] if first else [constant, own]
-    sequence = lr_scheduler.SequentialLR(optimizer, both, milestones=[20])
-    with foreign() as told:
-        rates = train(model, optimizer, sequence, range(40), tells=lambda loss, t: own.observe(loss) or None)
-    assert told == []
-    turn = rates[21:] if first else rates[:20]
-    constants = {rate for (rate,) in turn}
-    assert constants == ({rates[-1][0]} if first else {0.5 * optimizer.param_groups[0]["initial_lr"]})
+    with pytest.raises(hdet.ArgumentError, match=r"cannot be a part of a SequentialLR; give the others to it"):
+        lr_scheduler.SequentialLR(optimizer, both, milestones=[20])
 
 
 def test_another_scheduler_that_takes_over() -> None:

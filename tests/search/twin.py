@@ -1,4 +1,4 @@
-r"""The slow twin of ``max_lr="auto"``: one process, one model, every sequence kept.
+r"""The slow twin of ``hdet.auto``: one process, one model, every sequence kept.
 
 It reads like the equations, in their letters: :math:`x_k` are the weights at which step :math:`k` was made, :math:`g_k`
 its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :math:`C` its ceiling; a step is made at
@@ -7,7 +7,7 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
     \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
 
 where :math:`h` is OneCycle over its peak, held at 1 until there, or the trapezoid of ``hdet.auto``. With the estimated
-rate :math:`\hat\eta` of :mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, a round asks for :math:`a =
+rate :math:`\hat\eta` of :mod:`hdet.rule.estimate` and :math:`q = S^{-1/3}`, a round asks for :math:`a =
 2\,q\,\hat\eta / (\text{guess} \cdot h)`, and raises :math:`m` to it. Where that is no raise for the first time,
 gradients have turned: from then on :math:`A = \min(m, m\,r(t) \cdot \max(15\,q, 1))` is what is asked for, and a round
 makes it :math:`A^{0.85} a^{0.15}` if :math:`a > A`, and :math:`A e^{-0.15}` if :math:`a = 0`, but no less than a third
@@ -17,8 +17,8 @@ of :math:`n` steps raises by at most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}
 fallen by :math:`\min(2^{n/2}, 3)`; it does raise if the path is straight, or if the loss has fallen in each eighth of
 it and :math:`P` is not far below.
 
-Nothing is shared with the search but the table of constants, the judge of losses and what is known of their fall, which
-are pure: the search only has to agree with this, step by step.
+Nothing is shared with the search but the table of constants and the names of verdicts: the search only has to agree
+with this, step by step.
 """
 
 from __future__ import annotations
@@ -26,22 +26,47 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from hdet.rollback.judge import Block, LossHistory, Verdict, judge
-from hdet.search import lag
-from hdet.search.constants import DEFAULT as c
-from hdet.search.progress import Progress
+from hdet.rule.constants import (
+    AGAINST,
+    BLOCKS,
+    CLEAR,
+    DIV_FACTOR,
+    FEW,
+    FEWEST,
+    FINAL_DIV_FACTOR,
+    FP32_ROUNDING,
+    HALF,
+    HIGHEST,
+    HOLD,
+    LAG_EXPONENT,
+    LAG_RAISE,
+    LAG_WANDER,
+    LAG_WINDOW,
+    LATEST,
+    LIMITS,
+    LOWEST,
+    REMEMBERED,
+    RISEN,
+    ROUNDED,
+    UPPER_QUARTILE,
+)
+from hdet.rule.constants import DEFAULT as c
+from hdet.rule.enums import Verdict
 
 __all__ = ["History", "Optimizer", "Run", "Seen", "Settings", "Step", "Theta", "next_end", "simulate"]
 
 Theta = list[list[Tensor]]
 """theta[g][i]: tensor i of parameter group g."""
+M_LOWEST, M_HIGHEST = math.exp(LOWEST), math.exp(HIGHEST)
+"""Bounds of m."""
 
 
 class Optimizer(Protocol):
@@ -60,8 +85,8 @@ class Settings:
     ascends: Sequence[bool] = ()
     """Which groups go up along their gradients; none: all go down."""
     pct_start: float = 0.3
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
+    div_factor: float = DIV_FACTOR
+    final_div_factor: float = FINAL_DIV_FACTOR
     rollback: bool = True
     """Whether there are snapshots."""
     anneal_strategy: str = "cos"
@@ -87,7 +112,7 @@ class Settings:
         """The schedule over its peak, held at 1 until there."""
         floor = 1 / (self.div_factor * self.final_div_factor)
         if self.anneal_strategy == "trapezoid":
-            hold = max(self.peak, 0.6 * self.S - 1)
+            hold = max(self.peak, HOLD * self.S - 1)
             return floor + (1 - floor) * (1 - math.sqrt(min((max(t, hold) - hold) / (self.S - 1 - hold), 1)))
         d = (max(t, self.peak) - self.peak) / (self.S - 1 - self.peak)
         return floor + (1 - floor) * (1 + math.cos(math.pi * d)) / 2
@@ -131,8 +156,16 @@ class Seen(NamedTuple):
     """The rates of all steps since x_0."""
     D: float = 0.0
     """How far x is from x_0."""
-    lost: bool = False
+    is_broken: bool = False
     """Whether some gradient was not finite."""
+
+
+class Block(NamedTuple):
+    """Some steps in a row."""
+
+    mean: float
+    """The mean of their finite losses."""
+    steps: int
 
 
 class Copy(NamedTuple):
@@ -233,8 +266,8 @@ class Run:
     """How far a step leads at m = 1."""
     typical: float = 1.0
     """The typical norm of the weights over their norm."""
-    history: LossHistory = field(default_factory=LossHistory)
-    progress: Progress = field(default_factory=Progress)
+    judge: Judge = field(default_factory=lambda: Judge())
+    progress: Progress = field(default_factory=lambda: Progress())
     m_before: float = math.nan
     """Before it was lowered, in case that was wrong."""
     excused: bool = False
@@ -312,23 +345,23 @@ class Run:
             numerator * math.fsum(eta) / denominator if 0 < numerator < math.inf and 0 < denominator < math.inf else 0.0
         )
         straight = _straight(path)
-        lost = not (math.isfinite(numerator) and math.isfinite(denominator))
-        sizes = self.sizes if path and not lost else []
+        is_broken = not (math.isfinite(numerator) and math.isfinite(denominator))
+        sizes = self.sizes if path and not is_broken else []
         D = float((path[-1].after - path[0].x).norm()) if path else 0.0
         kappa = estimated_rate / straight if straight > 0 else 0.0
-        beta = numerator / absolute if absolute > 0 and not lost else 0.0
-        return Seen(q, estimated_rate, kappa, beta, sizes, eta, D, lost)
+        beta = numerator / absolute if absolute > 0 and not is_broken else 0.0
+        return Seen(q, estimated_rate, kappa, beta, sizes, eta, D, is_broken)
 
     def next_round(self, seen: Seen) -> None:
         """After a gradient that is NaN or infinite a new path begins."""
-        if seen.lost or not self.looks:
+        if seen.is_broken or not self.looks:
             self.path = []
         self.begun, self.losses, self.sizes = self.made, [], []
 
     def judged(self, t: int) -> list[Block]:
         """The round's losses in up to eight blocks; where none is ever given, the logarithms of gradients' sizes."""
         if self.losses and not self.has_losses:
-            self.has_losses, self.history = True, LossHistory()
+            self.has_losses, self.judge = True, Judge()
         if self.has_losses:
             sign = self.settings.sign
             return [Block(sign * L, n) for L, n in _blocks(self.losses, self.made - self.begun)] if sign else []
@@ -354,22 +387,17 @@ class Run:
         has_estimate = G != 0 and len(seen.eta) != 1  # a single step gives no estimate
         doubted = self.has_losses and has_estimate and seen.estimated_rate == 0
         progress = self.progress.after(blocks, t) if self.has_losses else self.progress
-        if not math.isfinite(q) and self.innocent(blocks) and progress.undone is None:
+        if not math.isfinite(q) and self.innocent(blocks) and not progress.is_undone:
             return self.spare()
-        self.history, verdict = judge(self.history, blocks, falling=self.falling, doubted=doubted)
-        if verdict is Verdict.FINE and progress.undone is not None and not self.falling and self.kept:
-            level, before = progress.latest, (progress.first,)
-            self.history = self.history._replace(
-                recent=(), latest=(), nonfinite_streak=0, suspect_level=level, before=before
-            )
-            verdict = Verdict.DIVERGED
-        nowhere = has_estimate and len(seen.eta) >= c.min_steps / 2 and seen.beta < -0.8
+        verdict = self.judge.verdict(blocks, self.falling, doubted)
+        if verdict is Verdict.FINE and progress.is_undone and not self.falling and self.kept:
+            verdict = self.judge.suspects(progress.latest)
+            self.judge.before = [progress.first]
+        nowhere = has_estimate and len(seen.eta) >= c.min_steps / 2 and seen.beta < AGAINST
         nowhere = nowhere and min(self.m, self.C) > self.P / c.backoff
         if verdict is Verdict.FINE and nowhere and not progress.has_gained and not self.falling and self.kept:
-            self.history = self.history._replace(
-                recent=(), latest=(), nonfinite_streak=0, suspect_level=math.nan, before=()
-            )
-            verdict = Verdict.DIVERGED
+            verdict = self.judge.suspects(math.nan)
+            self.judge.before = []
         if verdict is Verdict.DIVERGED or not math.isfinite(q):
             return self.diverged(progress)
         self.progress, event = progress, None
@@ -400,8 +428,8 @@ class Run:
             self.set_m(self.m * c.initial_factor)
             self.restart()
             return again
-        u = max([2.0**-24, *(torch.finfo(x.dtype).eps / 2 for g in self.settings.searched for x in self.x[g])])
-        if q < u / c.relative_step and q < c.relative_step / c.max_growth and self.m < 1e15:
+        u = max([FP32_ROUNDING, *(torch.finfo(x.dtype).eps / 2 for g in self.settings.searched for x in self.x[g])])
+        if q < u / c.relative_step and q < c.relative_step / c.max_growth and self.m < M_HIGHEST:
             self.set_m(self.m * min(c.relative_step / q, 1 / c.initial_factor))
             self.restart()
             return "first_step"
@@ -417,15 +445,15 @@ class Run:
     def lags(self, q: float, eta: Sequence[float]) -> bool:
         """Whether x came less far, for the rates since x_0, than a way to and fro of shrinking steps would."""
         n, total = len(eta), math.fsum(eta)
-        if not (1 < n <= lag.WINDOW and q > 0):
+        if not (1 < n <= LAG_WINDOW and q > 0):
             return False
         raised, shorter = total / n / self.eta1, self.pace * total / q
-        return raised >= lag.MIN_RAISE and shorter >= raised**lag.EXPONENT and shorter >= lag.WANDER * n
+        return raised >= LAG_RAISE and shorter >= raised**LAG_EXPONENT and shorter >= LAG_WANDER * n
 
     def innocent(self, blocks: list[Block]) -> bool:
         """Whether nothing was wrong until the weights were NaN or infinite, for the first time."""
         finite = [block for block in blocks if math.isfinite(block.mean)]
-        fine = judge(self.history, finite, falling=self.falling)[1] is Verdict.FINE
+        fine = copy.deepcopy(self.judge).verdict(finite, self.falling) is Verdict.FINE
         return self.has_losses and bool(self.kept) and math.isnan(self.m_before) and not self.excused and fine
 
     def spare(self) -> str:
@@ -441,7 +469,7 @@ class Run:
         self.set_m(m / c.backoff)
         self.path, self.pace = [], math.nan
         if not self.kept:
-            self.history, self.progress = self.history._replace(suspect_level=math.nan, before=()), progress
+            self.judge.suspect, self.judge.before, self.progress = math.nan, [], progress
             return "slowed_down"
         self.kept, self.m_before = self.kept[:1], m
         self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
@@ -460,7 +488,7 @@ class Run:
         P = c.prior_distance * q / self.D1
         a = c.estimate_fraction * q * seen.estimated_rate / guess
         means = [block.mean for block in blocks]
-        steady = self.has_losses and len(means) == 8 and all(x > y for x, y in pairwise(means))
+        steady = self.has_losses and len(means) == BLOCKS and all(x > y for x, y in pairwise(means))
         straight = seen.kappa >= 1 - q * c.straight_tolerance
         if straight and len(seen.eta) <= c.min_steps and not math.isnan(self.pace):
             self.m, self.C = min(self.m, self.C / s.r(t)), math.inf  # on from the rate as it is
@@ -483,18 +511,18 @@ class Run:
         if self.ruined:
             most_up = min(max(self.C / self.A, 1.0), c.backoff) if math.isfinite(self.C) else 1.0
         pull = min(max((P / self.A) ** c.prior_weight, 1 / c.backoff), most_up) if math.isfinite(P) else 1.0
-        self.C, self.P = min(max(min(self.A * pull, self.C * most), 1e-15), 1e15), P
+        self.C, self.P = min(max(min(self.A * pull, self.C * most), M_LOWEST), M_HIGHEST), P
         self.m = max(self.m, self.C)
 
     def set_m(self, m: float) -> None:
         """Within bounds; what was found goes down with it, and not up."""
-        m = min(max(m, 1e-15), 1e15)
+        m = min(max(m, M_LOWEST), M_HIGHEST)
         down = min(m / self.m, 1.0)
         self.m, self.C, self.A = m, self.C * down, self.A * down
 
     def keep(self, t: int) -> None:
         """Four steps apart at least: it takes as many to see an explosion."""
-        if self.settings.rollback and (not self.kept or t - self.kept[-1].t >= 4):
+        if self.settings.rollback and (not self.kept or t - self.kept[-1].t >= FEWEST):
             self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
 
     def restart(self) -> None:
@@ -504,6 +532,181 @@ class Run:
         """The given rate is used from here on."""
         self.phase, self.m, self.C, self.kept = "stopped", 1.0, math.inf, []
         return f"stopped {why}"
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Judge:
+    """Has training diverged? L - L_before > max(0.3 gain, 12 sigma), with the levels L of rounds."""
+
+    fine: list[float] = field(default_factory=list)
+    """L of all rounds that were fine; gain = L_1 - min L."""
+    before: list[float] = field(default_factory=list)
+    """L of rounds since the last one that was not; L_before is the lower of the last two."""
+    blocks: list[Block] = field(default_factory=list)
+    """All blocks with a finite mean, of the same rounds."""
+    bends: list[list[float]] = field(default_factory=list)
+    """|a - 2 b + c| sqrt(n) of neighbours, for each round that was fine: sigma is made of all but the last's."""
+    silent: int = 0
+    """Steps in a row without a finite loss."""
+    suspect: float = math.nan
+    """L of the round that has diverged, until a round has followed."""
+
+    @property
+    def known_bends(self) -> list[float]:
+        return [bend for bends in self.bends[:-1] for bend in bends][-REMEMBERED:]
+
+    @property
+    def sigma(self) -> float:
+        """Of a single step: three quarters of the bends are below 2.82 sigma, which is no less than half a digit."""
+        bends = sorted(self.known_bends)
+        if len(bends) < FEWEST:
+            return math.inf
+        digits = [bend for bend in bends if bend > 0]
+        usual, digit = bends[3 * len(bends) // 4] / UPPER_QUARTILE, digits[1] if len(digits) > 1 else 0.0
+        return max(usual, digit / 2) * (1 + FEW / math.sqrt(len(bends)))
+
+    def verdict(self, blocks: Sequence[Block], falling: bool, doubted: bool = False) -> Verdict:
+        """On a round with these losses."""
+        for mean, steps in blocks:
+            self.silent = 0 if math.isfinite(mean) else self.silent + steps
+        known = [Block(*block) for block in blocks if math.isfinite(block[0])]
+        if self.silent >= FEWEST:
+            return self.suspects(math.inf)
+        if not known:
+            return Verdict.FINE
+        every = [*self.blocks, *known]
+        near = sorted(mean for mean, _ in every[-max(len(known), FEWEST) :])
+        level, good = near[(len(near) - 1) // 2], min(self.before[-2:], default=math.nan)
+        first = min(mean for mean, _ in known[: max(len(known) // 2, 2)])
+        if math.isfinite(self.suspect) and first > good + LIMITS.as_bad * (self.suspect - good):
+            self.suspect, self.before, self.blocks = math.nan, [level], known
+            self.bends[-1:] = [[]] if self.bends else []
+            return Verdict.FALSE_ALARM
+        gain = self.fine[0] - min(self.fine) if self.fine else 0.0
+        sure = doubted and not falling and len(self.known_bends) == REMEMBERED
+        most = max(gain * (1.0 if falling else LIMITS.lost), self.sigma * (LIMITS.doubted if sure else LIMITS.noise))
+        if len(near) >= FEWEST and level - good > most:
+            return self.suspects(level)
+        near_ones = every[-len(known) - 2 :]
+        triples = zip(near_ones, near_ones[1:], near_ones[2:], strict=False)
+        self.bends.append([abs(a - 2 * b + d) * math.sqrt(min(n1, n2, n3)) for (a, n1), (b, n2), (d, n3) in triples])
+        self.fine.append(level)
+        self.before, self.blocks, self.suspect = [*self.before, level], every, math.nan
+        return Verdict.FINE
+
+    def suspects(self, level: float) -> Verdict:
+        """It has diverged. What it was like just before is no measure of noise."""
+        self.suspect, self.blocks, self.silent = level, [], 0
+        self.bends[-1:] = [[]] if self.bends else []
+        return Verdict.DIVERGED
+
+
+class Round(NamedTuple):
+    """The losses of a round."""
+
+    level: float
+    """The median of its blocks."""
+    n: int
+    sigma: float
+    """Of a single step; NaN: nothing is known of it."""
+    end: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Has the loss fallen? From beginnings of the run, with means over n_1 steps, to its last quarter, over n_2:
+    fall > 4 sigma sqrt(1 / n_1 + 1 / n_2)."""
+
+    start: tuple[Block, ...] = ()
+    """The first two blocks."""
+    rounds: tuple[Round, ...] = ()
+    last: tuple[Block, ...] = ()
+    """All blocks since the last rollback."""
+    fell: bool = False
+    """Whether the loss had fallen at the end of any round since then."""
+
+    def after(self, blocks: Sequence[Block], t: int) -> Progress:
+        known = tuple(Block(*block) for block in blocks if math.isfinite(block[0]) and block[1])
+        if not known:
+            return self
+        near = (*self.last, *known)[-len(known) - 2 :]
+        sigmas = [
+            abs(a - 2 * b + d) / math.sqrt(1 / n1 + 4 / n2 + 1 / n3) / HALF
+            for (a, n1), (b, n2), (d, n3) in zip(near, near[1:], near[2:], strict=False)
+        ]
+        level, sigma = median(mean for mean, _ in known), median(sigmas) if sigmas else math.nan
+        new = Round(level, sum(n for _, n in known), sigma, t)
+        after = replace(self, start=(*self.start, *known)[:2], rounds=(*self.rounds, new), last=(*self.last, *known))
+        return replace(after, fell=self.fell or after.falls_by(CLEAR * after.doubt))
+
+    def rolled_back(self, t: int) -> Progress:
+        return Progress(self.start, tuple(one for one in self.rounds if one.end <= t))
+
+    @property
+    def sigmas(self) -> list[float]:
+        return [one.sigma for one in self.rounds if not math.isnan(one.sigma)]
+
+    @property
+    def doubt(self) -> float:
+        return 1 + FEW / math.sqrt(max(len(self.sigmas), 1))
+
+    @property
+    def quarter(self) -> int:
+        """How many rounds are the last quarter of the steps, and at least 4 of these."""
+        least = max(LATEST * sum(one.n for one in self.rounds), FEWEST)
+        counts = range(len(self.rounds) + 1)
+        return next(
+            (k for k in counts if sum(one.n for one in self.rounds[len(self.rounds) - k :]) >= least), counts[-1]
+        )
+
+    @property
+    def first(self) -> float:
+        return _mean(self.start)
+
+    @property
+    def latest(self) -> float:
+        return _mean([one[:2] for one in self.rounds[len(self.rounds) - self.quarter :]])
+
+    @property
+    def falls(self) -> list[tuple[float, float]]:
+        """Each fall from a beginning, and its deviation. No beginning includes a round above the first losses."""
+        early = self.rounds[: len(self.rounds) - self.quarter]
+        if len(early) < 2 or not math.isfinite(self.first):
+            return []
+        sigma, n0 = median(self.sigmas or [0.0]), sum(n for _, n in self.start)
+        low = [one.level - self.first <= RISEN * sigma * math.sqrt(1 / n0 + 1 / one.n) for one in early]
+        count = low.index(False) if False in low else len(low)
+        ways = [[one[:2] for one in early[: k + 1]] for k in range(count)]
+        beginnings = [list(self.start), *(way for way in ways if sum(n for _, n in way) > n0)]
+        n2 = sum(one.n for one in self.rounds[len(early) :])
+        deviations = [sigma * math.sqrt(1 / sum(n for _, n in way) + 1 / n2) for way in beginnings]
+        return [(_mean(way) - self.latest, deviation) for way, deviation in zip(beginnings, deviations, strict=True)]
+
+    def falls_by(self, deviations: float) -> bool:
+        return any(fall > max(deviations * one, ROUNDED * abs(self.first)) for fall, one in self.falls)
+
+    @property
+    def is_below(self) -> bool:
+        return math.isnan(self.first) or self.falls_by(CLEAR)
+
+    @property
+    def has_gained(self) -> bool:
+        return not self.falls or any(fall > 0 for fall, _ in self.falls)
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether the loss is above all beginnings, or had fallen and is back."""
+        risen = all(-fall > RISEN * self.doubt * one for fall, one in self.falls)
+        return bool(self.falls) and (risen or (self.fell and not self.has_gained))
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    """Over steps."""
+    steps = sum(n for _, n in parts)
+    return sum(mean * n for mean, n in parts) / steps if steps else math.nan
 
 
 # The equations -------------------------------------------------------------------------------------------------------
@@ -558,7 +761,7 @@ def _straight(path: list[Step]) -> float:
 
 def _blocks(losses: list[tuple[int, float]], n: int) -> list[Block]:
     """The losses of a round of n steps: up to eight blocks of n/8 steps, each with the mean of its finite ones."""
-    count = min(max(n, 1), 8)
+    count = min(max(n, 1), BLOCKS)
     edges = [k * n // count for k in range(count)] + [max(n, 1)]
     found = []
     for begin, end in pairwise(edges):

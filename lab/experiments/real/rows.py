@@ -229,7 +229,7 @@ def calibrated(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[
 
 
 def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
-    """``max_lr="auto"`` from some guesses: as it is, without losses, and with coins for what it sees."""
+    """``hdet.auto`` from some guesses: as it is, without losses, and with coins for what it sees."""
     columns = [(name, start * best.rate) for name in wanted for start in few]
 
     def run(seed: int, name: str, guess: float) -> Run:

@@ -14,14 +14,16 @@ from auto_runs import AutoRuns, Run
 from shapes import Factors, onecycle, trapezoid
 from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.rollback.judge import Limits, blocks_of
-from hdet.rollback.policy import Action
-from hdet.search.constants import DEFAULT, Constants
+from hdet.rule.constants import DEFAULT, Constants, Limits
+from hdet.rule.decision import Rule
+from hdet.rule.enums import Action, Phase
+from hdet.rule.rounds import blocks_of, next_end
+from hdet.rule.state import Decision, Evidence
 from hdet.search.measure import Measure
-from hdet.search.rule import Decision, Evidence, Phase, Rule, next_end
-from hdet.search.sampling import Sampler
+from hdet.search.steps import Steps
 from lab.tests.experiments.small_tasks import CPU, small
 
 STEPS, SEED = 150, 2
@@ -31,7 +33,10 @@ OPTIMIZERS: dict[str, tuple[Callable[[Tensor], Optimizer], Callable[..., torch.o
     "adam": (Adam, torch.optim.Adam),
     "momentum": (Momentum, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
 }
-ANNEALING = {trapezoid: "trapezoid", onecycle: "cos"}
+SCHEDULES: dict[Any, Any] = {
+    trapezoid: None,
+    onecycle: lambda o: OneCycleLR(o, [g["lr"] for g in o.param_groups], total_steps=STEPS, cycle_momentum=False),
+}
 
 
 # The product ---------------------------------------------------------------------------------------------------------
@@ -62,10 +67,11 @@ def product(
     own = OPTIMIZERS[optimizer][1](groups, lr=guess)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hdet.SearchWarning)
-        scheduler = hdet.auto(own, total_steps=STEPS, anneal_strategy=ANNEALING[shape])
-        search = scheduler._run
+        scheduler = hdet.auto(own, total_steps=STEPS, schedule=SCHEDULES[shape])
+        search = scheduler.search
         search.rule = Noted(STEPS, decisions=[], **rule)
-        search._sampler = Sampler(range(len(groups)), search.rule.constants)
+        search.steps = Steps(range(len(groups)), search.rule.constants, None)
+        search.steps.begin(own)
         done = Product([], [], search.rule.decisions, 0.0)
         for t in range(STEPS):
             done.rates.append(float(own.param_groups[0]["lr"]))
@@ -144,7 +150,7 @@ def test_a_run_is_what_the_product_does(
         assert run.rolled_back == sum(one.action is Action.ROLL_BACK for _, one in slow.decisions) > 1
 
 
-@pytest.mark.parametrize("shape", ANNEALING)
+@pytest.mark.parametrize("shape", SCHEDULES)
 def test_a_run_without_a_search_is_a_schedule(shape: Callable[[int], Factors]) -> None:
     one, two = (Run(60, 1e-2, searches=searches, shape=shape) for searches in (False, True))
     runs = stacked(small("feed"), "adam", one, two)

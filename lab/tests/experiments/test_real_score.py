@@ -177,7 +177,7 @@ def test_tables_and_picture(
     assert "| auto, from x100 | 2 to 5 |" in out
     assert "| dev | mean | 0.949 | at most 0.99 | PASS |" in out
     assert "| auto | 0.949 | 1.00 | 0.889 | 100% | 100% |" in out
-    assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 3 |' in out
+    assert "| **`hdet.auto`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 3 |" in out
     assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(
         "sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path), "--split", "kin"]

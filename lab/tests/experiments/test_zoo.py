@@ -129,7 +129,7 @@ def test_a_journal_becomes_a_picture(tmp_path: Path, guess: float) -> None:
     model = model_of(problem, 0)
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     journal = tmp_path / "run.jsonl"
-    scheduler = hdet.OneCycleLR(optimizer, "auto", 80, journal=journal)
+    scheduler = hdet.auto(optimizer, 80, journal=journal)
     zoo.train(problem, optimizer, model, scheduler, 0)
     output_of(sys.executable, ROOT / "docs" / "make_flight.py", journal, tmp_path / "flight.svg")
     picture = (tmp_path / "flight.svg").read_text()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from tests.report.made_up import a_header, a_round, write_folder
 
-from hdet.report.data import RunData, load_run
 from lab.runs.demo import ensemble, ensemble_table, guess_table, guess_words, guesses
+from lab.runs.folder import Folder
+from lab.runs.result import Result, result_of
 
 
-def seen(tmp_path: Path) -> list[RunData]:
+def seen(tmp_path: Path) -> list[Result]:
     """Scene one, made up: torch with a good rate, and then torch and hdet from two bad ones."""
     runs = []
     for i, plan in enumerate(guesses(tmp_path, 20).plans):
@@ -18,7 +19,8 @@ def seen(tmp_path: Path) -> list[RunData]:
         found = a_round(0, learned=[0.05 / float(given)], base=[0.05])
         journal = [a_header(max_lr=given), found] if plan.method == "search" else []
         arguments = plan.arguments()
-        runs.append(load_run(write_folder(tmp_path / str(i), *journal, arguments=arguments, final={"loss": i + 0.5})))
+        folder = write_folder(tmp_path / str(i), *journal, arguments=arguments, final={"loss": i + 0.5})
+        runs.append(result_of(Folder(folder)))
     return runs
 
 
@@ -39,6 +41,6 @@ def test_scene_two_has_a_table_of_its_own(tmp_path: Path) -> None:
     (plan,) = ensemble(tmp_path, 20, 2).plans
     assert plan.task != guesses(tmp_path, 20).plans[0].task  # its loss may not be ranked with theirs
     folder = write_folder(tmp_path / "x", a_header(max_lr=0.1), a_round(0), final={"loss": 0.7, "auc_like": 0.9})
-    table = ensemble_table(load_run(folder))
+    table = ensemble_table(result_of(Folder(folder)))
     assert table.columns == ("replicas", "rounds", "validation loss", "AUC, like", "peak rate")
     assert table.rows == [["2", "1", "0.7", "0.9", "0.1 → 0.1"]]

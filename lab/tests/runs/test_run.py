@@ -13,6 +13,7 @@ from hdet.report.data import load_run
 from lab.runs import teller
 from lab.runs.folder import Folder
 from lab.runs.launch import RanksFailed, execute
+from lab.runs.result import result_of
 from lab.runs.teller import Message, silent
 from lab.tests.runs.small import a_plan, run_here, weights_in
 
@@ -26,14 +27,14 @@ def every_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, Any]) -> None:
     folder, told = run_here(tmp_path / "run", eval_every=12, **own)
     assert folder.complete
-    run = load_run(folder.path)
-    assert (run.name, run.arguments["task"], run.arguments["seed"]) == ("run", "feed", 0)
+    run = result_of(folder)
+    assert (run.name, run.about["task"], run.about["seed"]) == ("run", "feed", 0)
     assert run.final["loss"] == run.curve.validation[-1]
-    assert not run.crashed
+    assert not run.about["crashed"]
     assert [int(x) for x, y in zip(run.curve.steps, run.curve.validation, strict=True) if y] == [0, 12, 24]
     assert len([y for y in run.curve.train if y is not None]) == 24
     assert len([y for y in run.curve.rates if y]) == 24
-    assert bool(run.rounds) == (own.get("method") != "none")
+    assert bool(run.journal and run.journal.rounds) == (own.get("method") != "none")
     kinds = [message["kind"] for message in told]
     assert (kinds[0], kinds[-1]) == ("start", "end")
     assert kinds.count("step") == 24
@@ -55,7 +56,7 @@ def test_a_run_that_diverges_is_marked(tmp_path: Path, method: str) -> None:
     assert record["crashed"]
     assert record["complete"]
     assert record["final"]["loss"] is None
-    assert load_run(folder.path).crashed
+    assert result_of(folder).final["loss"] is None
 
 
 def test_threads_are_put_back(tmp_path: Path) -> None:

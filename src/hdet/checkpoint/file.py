@@ -11,7 +11,6 @@ import pickle
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -30,12 +29,9 @@ _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
 _PATIENCE = 5.0
 """Seconds to wait for another process to give up a path: one that was told to stop may still be writing."""
-_TICK = 50_000_000
-"""Nanoseconds within which two changes of a file may have the same time: file systems count in ticks."""
-_MOST = 64
-_known: dict[tuple[int, int], tuple[int, int]] = {}
-"""The last files that this process knows to be whole, because it has written or read them: their device and number, and
-size and time of the last change. Checkpoints are large: none is read again unless it has changed."""
+_known: set[tuple[int, ...]] = set()
+"""The files that this process knows to be whole, because it has written or read them: their device, number, size and
+time of the last change. Checkpoints are large: none is read again unless it has changed."""
 
 
 class _Hashed:
@@ -97,7 +93,7 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
         hashed.finish()
         file.close()
         _refuse_unreadable(draft)
-        _know(draft.stat())
+        _known.add(_marks_of(draft.stat()))
         _move_on(path, keep)
         os.replace(draft, path)
         for surplus in _copies(path)[keep - 1 :]:
@@ -118,14 +114,14 @@ def _claimed(path: Path) -> bool:
 
 
 def _new_draft(path: Path) -> Path:
-    """A new name beside it."""
+    """A new name beside the file."""
     return path.with_name(f".{path.name}.hdet-{secrets.token_hex(4)}.part")
 
 
 @contextmanager
 def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     """A new file, never an existing one or the target of a link; with the mode of the checkpoint before."""
-    draft, before = _new_draft(path), kept(path)
+    draft, before = _new_draft(path), checkpoints_at(path)
     with draft.open("xb") as file:
         try:
             if before:
@@ -181,19 +177,15 @@ def _move_on(path: Path, keep: int) -> None:
         os.replace(link, places[1])
 
 
-def _know(found: os.stat_result) -> None:
-    """A file, as it was found, is whole. One that was changed just now may be changed again within the same tick."""
-    if time.time_ns() - found.st_mtime_ns > _TICK:
-        _known[found.st_dev, found.st_ino] = found.st_size, found.st_mtime_ns
-        for oldest in list(_known)[:-_MOST]:
-            del _known[oldest]
+def _marks_of(found: os.stat_result) -> tuple[int, ...]:
+    """What changes if a file does."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_whole(file: Path) -> bool:
     """Whether a file is there and its checksum fits. Reads it, unless it is known."""
     try:
-        found = file.stat()
-        if _known.get((found.st_dev, found.st_ino)) == (found.st_size, found.st_mtime_ns):
+        if _marks_of(file.stat()) in _known:
             return True
         digest, own = _sums_of(file)
     except OSError:  # not there, or it cannot be read
@@ -214,7 +206,7 @@ def _sync_folder(folder: Path) -> None:
 # -- which files ------------------------------------------------------------------------------------------------------
 
 
-def kept(path: Path) -> list[Path]:
+def checkpoints_at(path: Path) -> list[Path]:
     """The checkpoints that are there, newest first."""
     return [*([path] if path.is_file() else []), *_copies(path)]
 
@@ -224,7 +216,7 @@ def _copy(path: Path, number: int) -> Path:
 
 
 def _copies(path: Path) -> list[Path]:
-    """Those before the one at ``path``, newest first."""
+    """The checkpoints before the one at ``path``, newest first."""
     found = _beside(path, rf"{re.escape(path.name)}\.hdet-[1-9][0-9]*")
     return sorted((file for file in found if file.is_file()), key=lambda file: int(file.name.rpartition("-")[2]))
 
@@ -252,7 +244,7 @@ class Whole(NamedTuple):
 def newest_whole(path: Path) -> Whole:
     """The newest checkpoint whose checksum fits. Reads whole files."""
     faults: list[str] = []
-    for file in kept(path):
+    for file in checkpoints_at(path):
         try:
             digest, found = _sums_of(file)
         except FileNotFoundError:  # the writing process has just renamed it
@@ -293,7 +285,7 @@ def _sums_of(path: Path) -> tuple[str | None, str]:
             found.update(chunk)
             left -= len(chunk)
     if digest == found.hexdigest():
-        _know(seen)
+        _known.add(_marks_of(seen))
     return digest, found.hexdigest()
 
 

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.checks import is_flag, is_one_of, must_be, must_count, reading, shown
+from hdet.checkpoint.file import Whole, checkpoints_at, digest_of, newest_whole, read, write
+from hdet.checks import is_flag, is_one_of, must_be, must_count, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import named, path_of
 from hdet.ranks.agreement import check_equal
@@ -24,12 +24,14 @@ from hdet.ranks.group import ReplicaGroup, arriving, connect, find_replica_index
 from hdet.ranks.presence import presence
 from hdet.ranks.shards import is_sharded
 from hdet.rollback.guard import Guard
-from hdet.rollback.snapshots import leaves
-from hdet.schedulers.run import WithRun
-from hdet.schedulers.search_arguments import WithSearch
+from hdet.rollback.storage import leaves
+from hdet.schedulers.auto_scheduler import AutoScheduler
+from hdet.schedulers.replica_scheduler import ReplicaScheduler
+from hdet.state import reading
 
 Result = TypeVar("Result")
-_Kept = tuple[Any, dict[str, Any], dict[str, set[str]]]
+_Backup = tuple[Any, dict[str, Any], dict[str, set[str]]]
+"""The state of a part, those of the searches in it, and the names of the attributes of its schedulers."""
 _FORMAT = 1
 _ONE_FILE = "One rank writes for all: give every rank the same path."
 
@@ -65,13 +67,13 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         check_equal(group.gather_objects({"path": str(path)}), _ONE_FILE)
     with ExitStack() as inside:
         for scheduler in _schedulers(parts).values():
-            if not scheduler._run.rank_group.in_consensus:
+            if not scheduler.rank_group.in_consensus:
                 inside.enter_context(scheduler.consensus())
         with arriving(f"writing {file}"):
             for guard in (part for part in parts.values() if isinstance(part, Guard)):
                 inside.enter_context(guard.gathered(group))
             searches = _searches(parts) if search else {}
-            losses = {name: group.gather_objects(one._run.losses.saved()) for name, one in searches.items()}
+            losses = {name: group.gather_objects(one.search.losses.saved()) for name, one in searches.items()}
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))
 
 
@@ -104,11 +106,11 @@ def load(path: str | os.PathLike[str], /, *, ignore: Sequence[str] = (), **parts
     stateful = _together(group, what, lambda: _stateful(parts))
     content = _together(group, what, lambda: _checked_content(found, stateful, ignore))
     values = copy.deepcopy(content["values"])
-    before: dict[str, _Kept] = {}
+    before: dict[str, _Backup] = {}
     try:
         _together(group, what, lambda: _load_parts(content, stateful, before))
     except HdetError:  # on this rank or on another
-        _put_back(stateful, before)
+        _restore(stateful, before)
         raise
     return {**{name: value for name, value in parts.items() if name not in stateful}, **values}
 
@@ -124,7 +126,7 @@ def exists(path: str | os.PathLike[str], /) -> bool:
     The answer is rank 0's. It is True for a damaged file too: :func:`load` goes back to a copy, or says what is wrong.
     """
     what = f"hdet.exists({named(path)})"
-    return _from_first(_meet(what), what, lambda: any(kept(_resolved(path))))
+    return _from_first(_meet(what), what, lambda: any(checkpoints_at(_resolved(path))))
 
 
 def _meet(what: str) -> ReplicaGroup:
@@ -203,7 +205,7 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, A
     return {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
 
 
-def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, WithSearch]) -> None:
+def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, AutoScheduler]) -> None:
     """Raise if a part, or one of the searches, holds what one rank has of sharded weights.
 
     The snapshots of a guard and the sums of a search are plain tensors. The weights that they belong to tell.
@@ -282,8 +284,8 @@ def _refuse_another(found: Whole) -> None:
         )
 
 
-def _kept(name: str, part: Any) -> _Kept:
-    """The state of a part, those of the searches in it, and the attributes of schedulers, before it is loaded.
+def _backup_of(name: str, part: Any) -> _Backup:
+    """What a part is before it is loaded.
 
     The tensors of guards and searches are not copied, because a load replaces them by others.
     """
@@ -304,14 +306,14 @@ def _copied(state: Any) -> Any:
     return copied
 
 
-def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: dict[str, _Kept]) -> None:
+def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: dict[str, _Backup]) -> None:
     """A scheduler after its optimizer, and those of hdet last.
 
     ``before``: gets what each part was, before any is changed: whether a scheduler's rates are those of its optimizer
     is part of its state.
     """
     in_turn = sorted(parts.items(), key=lambda pair: _turn(pair[1]))
-    before.update({name: _kept(name, part) for name, part in in_turn})
+    before.update({name: _backup_of(name, part) for name, part in in_turn})
     for name, part in in_turn:
         with reading(f"the checkpoint's state of {name!r}", "build the parts as they were when they were saved"):
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
@@ -319,7 +321,7 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
             scheduler.load_search_state_dict(content["searches"].get(inside, {}))
 
 
-def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
+def _restore(parts: Mapping[str, Any], before: Mapping[str, _Backup]) -> None:
     """Give all parts the states that they had."""
     for name, (state, searches, attributes) in before.items():
         parts[name].load_state_dict(state)
@@ -331,7 +333,8 @@ def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
 
 
 def _turn(part: Any) -> int:
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, (WithRun, Guard))
+    """The place of a part in the order in which states are loaded."""
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, (ReplicaScheduler, AutoScheduler, Guard))
     return max((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), default=0)
 
 
@@ -344,9 +347,9 @@ def _stateful(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part.module if isinstance(part, DistributedDataParallel) else part for name, part in found.items()}
 
 
-def _schedulers(parts: Mapping[str, Any]) -> dict[str, WithRun]:
+def _schedulers(parts: Mapping[str, Any]) -> dict[str, ReplicaScheduler | AutoScheduler]:
     """hdet's schedulers by their names, also those inside torch's."""
-    return {name: part for name, part in _inside(parts).items() if isinstance(part, WithRun)}
+    return {name: part for name, part in _inside(parts).items() if isinstance(part, (ReplicaScheduler, AutoScheduler))}
 
 
 def _torchs(parts: Mapping[str, Any]) -> dict[str, LRScheduler]:
@@ -354,28 +357,16 @@ def _torchs(parts: Mapping[str, Any]) -> dict[str, LRScheduler]:
     return {name: part for name, part in _inside(parts).items() if isinstance(part, LRScheduler)}
 
 
-def _searches(parts: Mapping[str, Any]) -> dict[str, WithSearch]:
+def _searches(parts: Mapping[str, Any]) -> dict[str, AutoScheduler]:
     """Those that search."""
-    found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, WithSearch)}
-    return {name: one for name, one in found.items() if one.search is not None}
+    return {name: one for name, one in _schedulers(parts).items() if isinstance(one, AutoScheduler)}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Schedulers, or states of schedulers, and those inside: the second in a SequentialLR ``s`` is ``s[1]``."""
+    """The parts, and the schedulers inside torch's: the second in a SequentialLR ``s`` is ``s[1]``."""
     found = dict(parts)
     for name, part in parts.items():
-        for own in _lists(part):
-            found |= _inside({f"{name}[{number}]": one for number, one in enumerate(own)})
+        own = vars(part).values() if isinstance(part, LRScheduler) else ()  # torch has no public name for them
+        for some in (one for one in own if isinstance(one, (list, tuple))):
+            found |= _inside({f"{name}[{i}]": one for i, one in enumerate(some) if isinstance(one, LRScheduler)})
     return found
-
-
-def _lists(part: Any) -> list[Sequence[Any]]:
-    """In what a scheduler that is made of others, or its state, holds them: torch has no public name for it."""
-    values = part if isinstance(part, Mapping) else vars(part) if isinstance(part, LRScheduler) else {}
-    lists = [one for one in values.values() if isinstance(one, (list, tuple))]
-    return [one for one in lists if any(isinstance(x, LRScheduler) or _is_state(x) for x in one)]
-
-
-def _is_state(value: Any) -> bool:
-    """Whether it is the state of a scheduler of torch; that of a ChainedScheduler has no step of its own."""
-    return isinstance(value, Mapping) and ("last_epoch" in value or bool(_lists(value)))

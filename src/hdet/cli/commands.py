@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hdet.cli.output import Force, Json, Output, refuse_to_overwrite, say_alarms
 from hdet.errors import ArgumentError, harmless
 from hdet.files import replacing
-from hdet.journal import JournalData
+from hdet.journal.schedules import Found, found_schedules, value_at
 from hdet.report import verdict as words
 from hdet.report.data import RunData, journal_in, load_run, told_apart
 from hdet.report.page import write_report
-from hdet.schedulers.replay import Found, found_schedules, value_at
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a journal.", show_default=False)]
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, or journals.", show_default=False)]
 _Page = Annotated[Path | None, typer.Option("--out", "-o", help="The page.", show_default="report.html in the folder")]
 _Also = Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with the curves to this file.")]
-_Table = Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file.", show_default="CSV on stdout")]
+_Table = Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file.", show_default="CSV on stdout")]
 _Title = Annotated[str | None, typer.Option(help="Its title.", show_default="the run's name")]
 _Every = Annotated[bool, typer.Option("--every-step", help="A row for every step, not only where a round ends.")]
 
@@ -80,19 +78,17 @@ def _summary(run: RunData) -> dict[str, object]:
         "path": run.path,
         "loss": end.loss,
         "which_loss": end.words,
-        "crashed": run.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
         "rounds": len(run.steps),
-        "seconds": run.seconds,
-        "final": run.final,
     }
 
 
 def export(
     run: _Run, out: _Table = None, every_step: _Every = False, force: Force = False, as_json: Json = False
 ) -> None:
-    """Write the schedule that a run found: a column per knob, and two rows for each round, its last step and the next.
+    """Write the schedule that a run found as CSV: a column per knob, and two rows for each round, its last step and
+    the next. With `--json` the table is on stdout as JSON.
 
     With `--every-step` there is a row for every step, with the values that `hdet.schedule_from(journal, optimizer)`
     gives in Python: between the steps of the journal their square roots are interpolated.
@@ -102,68 +98,35 @@ def export(
     ```
     """
     if out is not None:
-        if out.suffix not in (".csv", ".json"):
-            raise ArgumentError(f"-o must end with .csv or .json, but got {out}; leave it out for CSV on stdout")
         refuse_to_overwrite(out, force)
     found, output = found_schedules(journal_in(run)), Output(as_json)
-    steps = _steps(found, every_step)
+    known = array("q", (step for step, _ in groupby(merge(*(one.steps for one in found.values())))))
+    steps = range(known[0], known[-1] + 1) if every_step else known
     if out is not None:
         with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
-            if out.suffix == ".json":
-                json.dump(_table(found, steps), file)
-                file.write("\n")
-            else:
-                file.writelines(_csv_lines(found, _rows(found, steps)))
+            file.writelines(_csv_lines(found, steps))
         output.say(str(out))
         output.result(out=out, rows=len(steps), knobs=list(found))
     elif as_json:
-        output.result(**_table(found, steps))
+        columns = zip(*_rows(found, steps), strict=True)
+        output.result(steps=next(columns), values=dict(zip(found, columns, strict=True)))
     else:
-        sys.stdout.writelines(map(harmless, _csv_lines(found, _rows(found, steps))))
-
-
-def found_schedule(journal: JournalData, every_step: bool = False) -> dict[str, Any]:
-    """The ``steps`` that a journal knows, or every step from the first to the last, and the ``values`` of each knob.
-
-    They are those that :func:`hdet.schedule_from` replays: between known steps, their square roots are interpolated.
-    Steps count from 0. A value is None before its knob was added.
-    """
-    found = found_schedules(journal)
-    return _table(found, _steps(found, every_step))
-
-
-def _steps(found: Mapping[str, Found], every_step: bool) -> Sequence[int]:
-    known = array("q", (step for step, _ in groupby(merge(*(one.steps for one in found.values())))))
-    return range(known[0], known[-1] + 1) if every_step else known
+        sys.stdout.writelines(map(harmless, _csv_lines(found, steps)))
 
 
 def _rows(found: Mapping[str, Found], steps: Sequence[int]) -> Iterator[tuple[float | None, ...]]:
-    """Each step and the values there, one by one: those of a long run need not fit into memory."""
+    """Each step and the values there, one by one: those of a long run need not fit into memory.
+
+    A value is None before its knob was added.
+    """
     for t in steps:
         yield t, *(None if t < one.steps[0] else value_at(t, *one) for one in found.values())
 
 
-def _table(found: Mapping[str, Found], steps: Sequence[int]) -> dict[str, Any]:
-    first, *columns = map(list, zip(*_rows(found, steps), strict=True))
-    return {"steps": first, "values": dict(zip(found, columns, strict=True))}
-
-
-def as_csv(schedule: Mapping[str, Any]) -> str:
-    """A found schedule as a table: a row for each of its steps, a column per knob.
-
-    >>> print(as_csv({"steps": [0, 4], "values": {"lr[0]": [0.1, 0.3], "lr[1]": [None, 0.2]}}), end="")
-    step,lr[0],lr[1]
-    0,0.1,
-    4,0.3,0.2
-    """
-    rows = zip(schedule["steps"], *schedule["values"].values(), strict=True)
-    return "".join(_csv_lines(schedule["values"], rows))
-
-
-def _csv_lines(knobs: Iterable[str], rows: Iterable[tuple[float | None, ...]]) -> Iterator[str]:
+def _csv_lines(found: Mapping[str, Found], steps: Sequence[int]) -> Iterator[str]:
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="\n")
-    for row in chain([("step", *knobs)], rows):
+    for row in chain([("step", *found)], _rows(found, steps)):
         writer.writerow(row)
         yield line.getvalue()
         line.seek(0)

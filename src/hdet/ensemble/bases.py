@@ -1,4 +1,4 @@
-"""Base values: the settings of the fan-out, what was learned of each knob, and how a round moves it."""
+"""Base values: what was learned of each knob, and how a round moves it. Also the settings of an ensemble."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Literal, NamedTuple
 from hdet.ensemble.controller import Controller, Update
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.parameters import Rate, as_type_of
+from hdet.optimizer.rates import Rate, as_type_of
 
 Decay = Literal["schedule", "exponential", "printed"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")
-"""Those that users can give; "printed" comes with the controller :class:`hdet.AsPrinted`."""
+"""The decays that users can give. The controller :class:`hdet.AsPrinted` brings "printed" with it."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the ensemble needs to know, with all defaults filled in."""
+    """The arguments of an ensemble that its state has, with all defaults filled in."""
 
     rounds: Rounds
     seed: int = 0
     decay: Decay = "schedule"
     start: int | None = 0
-    """S_warm, the round end at which the controller begins; None: never."""
+    """S_warm, the end of a round from which the controller moves values; None: it never does."""
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint and the journal's header. total_steps is the face's to save."""
+        """Plain values for a checkpoint and the journal's header. The scheduler saves total_steps."""
         names = {"sync_every": self.rounds.length, "seed": self.seed}
         return {**names, "decay": self.decay, "auto_lr_start": self.start}
 
@@ -66,21 +66,21 @@ class Bases(NamedTuple):
     """What was learned of each knob, the base values that decay by themselves, and the controller's state."""
 
     learned: list[float]
-    """A value, or 1 for a factor on a schedule that nothing has moved."""
+    """Per knob: a value or, for a scheduled knob, a factor on the schedule, which is 1 before it was moved."""
     starts: list[float]
-    """Base values at which that decay began, from which gamma follows; 0 for knobs that have not begun."""
+    """Base values at which the decay began, from which gamma follows; 0 for knobs that have not begun."""
     decayed: list[float]
-    """Base values that it has come to."""
+    """Base values after the decay so far."""
     controller: Any
 
     @classmethod
     def begin(cls, learned: Sequence[float], controller: Controller | None) -> Bases:
-        """Before the first round."""
+        """The base values before the first round."""
         zeros, state = [0.0] * len(learned), controller.init(len(learned)) if controller is not None else None
         return cls(list(learned), zeros, zeros, state)
 
     def grown(self, more: int, controller: Any) -> Bases:
-        """With further rates, which begin unlearned; the controller starts again from its first state."""
+        """The same with further rates, whose factors are 1. ``controller``: its state, which begins anew."""
         zeros = [0.0] * more
         return Bases(self.learned + [1.0] * more, self.starts + zeros, self.decayed + zeros, controller)
 
@@ -95,12 +95,12 @@ class Bases(NamedTuple):
     def all_values(
         self, schedule: Sequence[float], specs: Sequence[KnobSpec], settings: Settings, t: int
     ) -> list[float]:
-        """The base value of every knob, with a schedule or without."""
+        """The base values of all knobs, with a schedule or without."""
         rows = zip(specs, self.scheduled(schedule, settings, t), self.learned, strict=True)
         return [float(value) if spec.scheduled else m for spec, value, m in rows]
 
     def moved(self, update: Update, specs: Sequence[KnobSpec]) -> Bases:
-        """After a round in which the controller moved what was learned."""
+        """The base values after a round in which the controller moved what was learned."""
         rows = zip(specs, self.learned, update.moves, strict=True)
         return self._replace(learned=[spec.moved(value, move) for spec, value, move in rows], controller=update.state)
 

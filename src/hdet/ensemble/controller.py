@@ -75,7 +75,7 @@ class Velocity(NamedTuple):
 
 @dataclass(frozen=True)
 class _Softmax:
-    """What the paper's rule and its correction share: numbers in, a velocity, and moves of lambda times it."""
+    """The arithmetic that the paper's rule and its correction share; they differ in the units of the offsets."""
 
     sigma: float = 0.1
     meta_momentum: float = 0.9
@@ -90,11 +90,11 @@ class _Softmax:
         must_be("a finite number, at least 0", fits, cure, meta_lr=self.meta_lr)
 
     def init(self, knobs: int) -> Velocity:
-        """No velocity yet."""
+        """The state before the first round: no velocity."""
         return Velocity([0.0] * knobs)
 
     def update(self, state: Velocity, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
-        """One round."""
+        """Compute the velocity after one round, and moves of lambda times it."""
         weights = softmax_weights(signals, self.sigma)
         deltas = [_weighted_minus_mean(weights, column) for column in zip(*offsets, strict=True)]
         beta = self.meta_momentum
@@ -117,6 +117,9 @@ class Corrected(_Softmax):
         sigma: temperature :math:`\sigma > 0` of the softmax, in units of the loss.
         meta_momentum: :math:`\beta` in [0, 1).
         meta_lr: :math:`\lambda \ge 0`.
+
+    References:
+        [HDET](https://arxiv.org/abs/2604.24708), Cheng, Huang, Zhu, Alonso, 2026.
 
     >>> rule = Corrected(sigma=0.1, meta_momentum=0.0, meta_lr=0.5)
     >>> better_above = rule.update(rule.init(1), signals=[1.0, 0.9], offsets=[[-0.1], [0.1]])
@@ -146,6 +149,9 @@ class AsPrinted(_Softmax):
         meta_lr: :math:`\lambda \ge 0`.
         mend_gamma: take the logarithm in gamma by its size, so that the rate falls. False: as printed; with torch's
             factors of 25 and 1e4 gamma is negative, and the rate grows 400 times.
+
+    References:
+        [HDET](https://arxiv.org/abs/2604.24708), Cheng, Huang, Zhu, Alonso, 2026.
 
     >>> [round(AsPrinted(mend_gamma=mended).gamma(ratio=25 / 1e4, rounds=10), 2) for mended in (True, False)]
     [0.45, -0.82]

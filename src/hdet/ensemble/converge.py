@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hdet.errors import DivergedError
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.average import average_
 from hdet.ranks.group import ReplicaGroup
-from hdet.ranks.shards import counted_once, place
+from hdet.ranks.shards import counted_once, local, place
 from hdet.ranks.weights import Weights, fingerprint_of_words
 
 _log = logging.getLogger("hdet")
@@ -31,6 +32,12 @@ def refuse_diverged(roll: Agreement, what: str) -> None:
             "shared, one replica's NaN reaches all of them through the all-reduce."
         )
     _log.warning("%s: replicas left out of the mean because they are not finite:\n%s", what, lines)
+
+
+def is_finite(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's state is finite: a replica that was left out may keep it only then."""
+    values = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    return all(bool(local(v).isfinite().all()) for v in values)
 
 
 def converge(
@@ -57,8 +64,7 @@ def converge(
         return None
     distances: list[float] = []
     for part, own in _by_place(parameters).items():  # by themselves: running statistics would drown their distance
-        distance = average_(own, alike, roll.live, measure=True)
-        distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
+        distances.extend([part, *average_(own, alike, roll.live, measure=True)])
     average_(rest, alike, roll.live)
     if not distances:
         return [0.0] * group.replica_index.size

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from hdet.checks import is_finite, is_one_of, must_be, shown
 from hdet.errors import ArgumentError
 
+LEAST_MOVE = -0.9
+"""A value on the relative scale moves by no less in one round, so that it never changes its sign."""
 FACTOR_LIMITS = (1e-15, 1e15)
 """Bounds of the learned factor m on a schedule: a guess may be wrong by many orders of magnitude."""
 
@@ -55,7 +57,7 @@ class Scale(NamedTuple):
             )
 
     def inside(self, base: float, spread: float, bounds: tuple[float, float]) -> float:
-        """``base`` moved by as little as needed so that all of base +- spread lies within ``bounds``.
+        """Move ``base`` by as little as needed, so that all of base +- spread lies within ``bounds``.
 
         Base values are kept one spread inside, so no replica ever leaves the bounds and the spread stays symmetric.
 
@@ -115,7 +117,6 @@ class KnobSpec:
 
     What is learned is the base value itself or, for a *scheduled* knob (a learning rate), the factor m on its schedule.
 
-    >>> from hdet.ensemble.knob import scale_named
     >>> dropout = KnobSpec("dropout", scale_named("linear"), spread=0.05, bounds=(0.0, 0.6))
     >>> dropout.value(0.1, x=-1.0)
     0.05
@@ -143,7 +144,7 @@ class KnobSpec:
             )
 
     def start(self, value: float) -> float:
-        """What is learned before the first round, given the value that the user has set."""
+        """What counts as learned before the first round, given the value that the user has set."""
         if self.scheduled:
             return 1.0
         self.scale.check_base(value, self.name)
@@ -154,15 +155,15 @@ class KnobSpec:
         return self.scale.away(base, self.spread * x)
 
     def factor(self, x: float) -> float:
-        """What a scheduled knob's base is multiplied by at place ``x``: rho. Other knobs are not multiplied: 1."""
+        """rho, by which the base of a scheduled knob is multiplied at place ``x``; 1 for other knobs."""
         return self.scale.away(1.0, self.spread * x) if self.scheduled else 1.0
 
     def moved(self, learned: float, move: float) -> float:
-        """What is learned after a round: moved in the knob's coordinate, and kept where it is allowed."""
+        """What is learned after a round. It moves in the knob's coordinate, and stays within the bounds."""
         if self.scheduled:
             return min(max(self.scale.away(learned, move), FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
         if self.scale.name == "relative":
-            move = max(move, -0.9)  # a value never changes its sign
+            move = max(move, LEAST_MOVE)  # a value never changes its sign
         return self.scale.inside(self.scale.away(learned, move), self.spread, self.bounds)
 
 

@@ -5,11 +5,10 @@ Made by the functions of this module, which are ``hdet.knobs.lr``, ``hdet.knobs.
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 from hdet.checks import is_int, is_one_of, is_real, items_of, must_be, shown, takes
 from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
 from hdet.errors import ArgumentError
-from hdet.parameters import check_model, check_optimizer, unwrapped
+from hdet.optimizer.groups import check_model, check_optimizer, unwrapped
 
 __all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
 
@@ -47,24 +46,6 @@ class Knob:
     regularises: bool = False
     group: int | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Knob:
-        """Functions are not copied: the copy would read and write where the original does."""
-        self._refuse([one for one in (self.read, self.write) if isinstance(one, FunctionType)], "a copy would share")
-        return Knob(**{name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle, which finds a function by its name."""
-        self._refuse([one for one in (self.read, self.write) if "<" in getattr(one, "__qualname__", "")], "has no name")
-        return vars(self)
-
-    def _refuse(self, functions: Sequence[object], why: str) -> None:
-        if functions:
-            raise ArgumentError(
-                f"the knob {self.spec.name!r} cannot be copied or pickled: it reads and writes by a function that "
-                f"{why}, {shown(functions[0])}; give methods of an object, which is copied with the knob, or build "
-                "another one"
-            )
-
 
 def lr(
     optimizer: Optimizer,
@@ -80,6 +61,11 @@ def lr(
         spread: alpha, relative (or in the logarithm, with ``scale="log"``).
         scale: "relative" is the paper's.
         groups: which groups, by index or by their "name"; None: all.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1)
+    >>> [knob.spec.name for knob in lr(torch.optim.SGD(model.parameters(), 0.1))]
+    ['lr[0]']
     """
     must_be('"relative" or "log" here', is_one_of(scale, ("relative", "log")), "leave it out", scale=scale)
     optimizer, knobs = unwrapped(optimizer), []
@@ -109,6 +95,11 @@ def optimizer(
         groups: which groups, by index or by their "name"; None: all. They must have one value: otherwise call it
             once per group.
         index: which entry, if the field is a tuple such as ``betas``.
+
+    >>> import torch
+    >>> adam = torch.optim.AdamW(nn.Linear(2, 1).parameters(), weight_decay=0.1)
+    >>> optimizer(adam, "weight_decay", spread=0.3).read()
+    0.1
     """
     optimizer = unwrapped(optimizer)
     indices = _group_indices(optimizer, groups)
@@ -147,6 +138,9 @@ def module(
         attribute: name of the attribute.
         spread, scale, bounds: as for :func:`optimizer`.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and similar modules.
+
+    >>> module(nn.Sequential(nn.Dropout(0.2)), nn.Dropout, "p", spread=0.05, bounds=(0.0, 0.6)).regularises
+    True
     """
     check_model(model, needed=True)
     must_be("a name", isinstance(attribute, str), 'for instance "p"', attribute=attribute)
@@ -179,9 +173,12 @@ def scalar(
         spread, scale, bounds: as for :func:`optimizer`.
         acts: "loss" unless your code uses it inside the optimizer step.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
+
+    >>> scalar("label_smoothing", 0.1, spread=0.05).read()
+    0.1
     """
     must_be(f"the base of knob {shown(name)}, a number", is_real(value), "for instance 0.1", value=value)
-    own = _Cell(float(value))
+    own = _Attribute([SimpleNamespace(value=float(value))], "value")
     if regularises is None:
         regularises = isinstance(name, str) and _names_regulariser(name)
     more: dict[str, Any] = {"scale": scale, "bounds": bounds, "acts": acts, "regularises": regularises}
@@ -199,7 +196,10 @@ def custom(
     acts: Literal["update", "loss"] = "loss",
     regularises: bool = False,
 ) -> Knob:
-    """Any value behind a getter and a setter. Methods of an object are copied with an ensemble, functions are not."""
+    """Any value behind a getter and a setter.
+
+    A copy of an ensemble shares functions with the original. If you give methods of an object, the object is copied.
+    """
     must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
     must_be("a function without arguments", takes(read), "it gives the value", read=read)
     must_be("a function of one number", takes(write, 0.0), "it sets the value", write=write)
@@ -253,30 +253,17 @@ class _Field:
 
 @dataclass
 class _Attribute:
-    """An attribute that modules have in common."""
+    """An attribute that objects have in common, such as modules."""
 
-    modules: Sequence[nn.Module]
+    owners: Sequence[Any]
     name: str
 
     def read(self) -> float:
-        return float(getattr(self.modules[0], self.name))
+        return float(getattr(self.owners[0], self.name))
 
     def write(self, new: float) -> None:
-        for module in self.modules:
-            setattr(module, self.name, new)
-
-
-@dataclass
-class _Cell:
-    """A number that only users' code uses."""
-
-    value: float
-
-    def read(self) -> float:
-        return self.value
-
-    def write(self, new: float) -> None:
-        self.value = new
+        for owner in self.owners:
+            setattr(owner, self.name, new)
 
 
 def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:

@@ -1,53 +1,27 @@
-"""The members of a meeting of replicas that come and go: what each first shows, and who had which place."""
+"""The members of a meeting of replicas that come and go: what each first says of itself, and which place it had."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from hdet.errors import ArgumentError
 from hdet.ranks.agreement import Agreement
-from hdet.ranks.group import ReplicaIndex, Solo
-from hdet.ranks.rank_group import RankGroup
-
-
-class Dealt(RankGroup):
-    """The place that was dealt to this replica for the round; who is there shows at its end."""
-
-    place: ReplicaIndex | None = None
-    """None: not joined yet."""
-
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        return self.place or Solo.replica_index
-
-    @property
-    def is_due(self) -> bool:
-        return False
-
-    def check_step(self, t: int) -> None:
-        if self.place is None:
-            raise ArgumentError(
-                f"step() was called at step {t} before the replica has joined; call group.join(scheduler) before the "
-                "loop, where group is what hdet.torchft(manager) gave"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "place": None}
 
 
 class Member(NamedTuple):
-    """What each replica of a quorum first shows of itself."""
+    """What a replica first tells the others of its quorum."""
 
-    trained: bool
-    """Whether it has trained in the round. If not, it has just come, or lost what it had."""
+    has_trained: bool
+    """Whether it has trained in the round. If not, it has just come, or has loaded a peer's state."""
     place: int
-    """That was dealt to it for the round."""
-    given: bool
+    """Its place in the round."""
+    has_loss: bool
     """Whether it has observed losses."""
-    chain: float
+    history: float
     """A fingerprint of all meetings so far, of the step and of what was learned."""
     name: str
 
@@ -62,22 +36,28 @@ def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[floa
     return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
 
 
-def among(roll: Agreement, rows: Sequence[int]) -> Agreement:
-    """What some of the members have agreed on."""
+def odd_members(members: Sequence[Member], trained: Sequence[Member]) -> list[Member]:
+    """Members that met apart from the others before: their history is not that of most who have trained."""
+    usual = Counter(member.history for member in trained).most_common(1)[0][0]
+    return [member for member in members if member.history != usual]
+
+
+def of_members(roll: Agreement, rows: Sequence[int | None]) -> Agreement:
+    """An agreement of some of the members alone, by their rows; None stands for a replica that is gone."""
     return roll._replace(
-        losses=[roll.losses[i] for i in rows],
-        signals=[roll.signals[i] for i in rows],
-        finite=[roll.finite[i] for i in rows],
+        losses=[math.nan if i is None else roll.losses[i] for i in rows],
+        signals=[math.nan if i is None else roll.signals[i] for i in rows],
+        finite=[i is not None and roll.finite[i] for i in rows],
     )
 
 
-def as_dealt(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
-    """What they have agreed on, in the order in which places were dealt; those who are gone are not live."""
-    row = {member.place: i for i, member in enumerate(members) if member.trained}
-    absent = len(members)
-    padded = roll._replace(
-        losses=[*roll.losses, float("nan")],
-        signals=[*roll.signals, float("nan")],
-        finite=[*roll.finite, False],
-    )
-    return among(padded, [row.get(place, absent) for place in range(places)])
+def in_places(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
+    """An agreement of the members by their places in the round. A replica that is gone is not live."""
+    row = {member.place: i for i, member in enumerate(members) if member.has_trained}
+    return of_members(roll, [row.get(place) for place in range(places)])
+
+
+def distances_in_places(distances: Sequence[float], members: Sequence[Member], places: int) -> list[float]:
+    """The members' distances from the mean by their places in the round; 0 for a replica that is gone."""
+    of_place = {member.place: distances[i] for i, member in enumerate(members) if member.has_trained}
+    return [of_place.get(place, 0.0) for place in range(places)]

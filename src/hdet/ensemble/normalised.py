@@ -23,17 +23,17 @@ NOISE = 0.9
 
 
 def times(matrix: list[list[float]], vector: Sequence[float]) -> list[float]:
-    """Matrix times vector."""
+    """The product of a matrix and a vector."""
     return [dot(row, vector) for row in matrix]
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """``fsum``: does not depend on the order of the replicas, to the last bit."""
+    """The sum of products. It is exact, so that it does not depend on the order of the replicas, to the last bit."""
     return math.fsum(u * v for u, v in zip(a, b, strict=True))
 
 
 def centred(values: Sequence[float]) -> list[float]:
-    """Less their mean."""
+    """Values minus their mean."""
     mean = math.fsum(values) / len(values)
     return [v - mean for v in values]
 
@@ -51,7 +51,7 @@ def standardised(signals: Sequence[float]) -> tuple[list[float], float]:
 
 
 def inverse(matrix: list[list[float]]) -> list[list[float]]:
-    """Gauss-Jordan with pivoting."""
+    """The inverse of a matrix, by Gauss-Jordan elimination with pivoting."""
     n = len(matrix)
     rows = [list(row) + [float(i == j) for j in range(n)] for i, row in enumerate(matrix)]
     for i in range(n):
@@ -70,11 +70,11 @@ class NormalisedState(NamedTuple):
     """What this and earlier rounds say about the slopes, and the step of each knob. Sizes never change."""
 
     gram: list[float]
-    """A = X'X of the places in units of the spread, row by row, less what was forgotten."""
+    """A = X'X of the places in units of the spread, row by row, without what was forgotten."""
     moment: list[float]
-    """b = X'y of the standardised signals, less what was forgotten."""
+    """b = X'y of the standardised signals, without what was forgotten."""
     squares: list[float]
-    """[y'y, rows]: for the noise, and how much has been seen."""
+    """[y'y, rows]: the first is for the noise, the second says how much has been seen."""
     step: list[float]
     """Per knob: the longest move, in units of the spread."""
     slope: list[float]
@@ -136,12 +136,12 @@ class Normalised:
         must_be("a finite number above 0", fits, "for instance 1e-3", ridge=self.ridge)
 
     def init(self, knobs: int) -> NormalisedState:
-        """Nothing seen yet."""
+        """The state before the first round."""
         zeros = [0.0] * knobs
         return NormalisedState([0.0] * (knobs * knobs), zeros, [0.0, 0.0], [self.step] * knobs, zeros, zeros, zeros)
 
     def update(self, state: NormalisedState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
-        """One round."""
+        """Learn from one round, and move the knobs whose slopes are known."""
         knobs = len(state.moment)
         columns = list(zip(*offsets, strict=True))
         spreads = [max(map(abs, column)) for column in columns]
@@ -164,7 +164,7 @@ class Normalised:
         return Update(state, moves, [1.0 / len(y)] * len(y), [-slope * unit for slope in slopes])
 
     def _next_step(self, step: float, sign: float, direction: float) -> float:
-        """Longer while the direction stays, half if it turns, the same if nothing moves or has moved."""
+        """The step grows while the direction stays, halves if it turns, and stays if nothing moves or has moved."""
         if direction == 0 or sign == 0:
             return step
         return min(max(step / 2 if direction * sign < 0 else step * 1.2, self.shortest), self.longest)
@@ -190,7 +190,7 @@ class Normalised:
         return [math.sqrt(variance * covariance[g][g]) for g in range(len(slopes))]
 
     def _direction(self, slope: float, error: float, freedom: float) -> float:
-        """Minus the slope's sign, shrunk: 0 if noise could have made the slope, near 1 if it could not."""
+        """Minus the slope's sign times a factor: 0 if noise could have made the slope, near 1 if it could not."""
         if freedom < 1 or slope == 0 or not math.isfinite(error):
             return 0.0
         t = abs(slope) / error if error > 0 else math.inf
@@ -201,7 +201,7 @@ class Normalised:
 
 
 def _remembered(state: NormalisedState, x: list[list[float]], y: list[float]) -> NormalisedState:
-    """One more round in the sums. ``x``: a column of places for each knob."""
+    """Add a round to the sums. ``x``: a column of places for each knob."""
     gram = [old + dot(*pair) for old, pair in zip(state.gram, product(x, x), strict=True)]
     moment = [old + dot(column, y) for old, column in zip(state.moment, x, strict=True)]
     squares = [state.squares[0] + math.fsum(v * v for v in y), state.squares[1] + len(y) - 1]
@@ -211,7 +211,7 @@ def _remembered(state: NormalisedState, x: list[list[float]], y: list[float]) ->
 def _forgotten(
     state: NormalisedState, covariance: list[list[float]], slopes: list[float], lengths: list[float]
 ) -> NormalisedState:
-    """The slopes as they are, known less well: the further a knob moved, the less. The noise is forgotten slowly."""
+    """Keep the slopes, and widen their errors: the further a knob has moved, the more. Forget the noise slowly."""
     knobs = len(slopes)
     wider = [
         [value / (REST * math.exp(-lengths[g])) if g == h else value for h, value in enumerate(row)]

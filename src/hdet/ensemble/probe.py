@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hdet.checks import is_one_of, must_be, shown, takes
+from hdet.copies import copies_of, copy_all_
 from hdet.errors import ArgumentError, ProbeWarning
-from hdet.parameters import check_model, copies_of, copy_all_
+from hdet.optimizer.groups import check_model
 from hdet.ranks.group import ReplicaGroup
 from hdet.ranks.shards import local, resharded
 

@@ -9,31 +9,45 @@ import torch
 from torch import Tensor
 
 from hdet.checks import is_one_of, must_be, takes
+from hdet.copies import put_back, wide, write_
 from hdet.ensemble.probe import ProbeBatch, ProbeFn, probed_loss
-from hdet.parameters import put_back, wide, write_
 from hdet.ranks.group import ReplicaGroup, arriving
 from hdet.ranks.shards import local
 
 
 class TrainLoss:
-    """The mean of the losses that a replica observed in the round. Free, noisy, and short-sighted: it prefers small
-    learning rates, which lower the loss now and slow down progress later."""
+    """Compare replicas by the mean of the losses that they observed in the round.
+
+    It costs nothing. It is noisy, and it prefers small learning rates, which lower the loss now and slow down progress
+    later.
+
+    >>> TrainLoss()
+    TrainLoss()
+    """
 
     kind = "TrainLoss"
-    wants_mean = False
+    is_probe = wants_mean = False
 
     def __repr__(self) -> str:
         return "TrainLoss()"
 
+    def value(self, *_: object) -> None:
+        """Nothing is measured: the losses that were observed are compared."""
+
 
 class ProbeLoss:
-    """A loss evaluated at the end of the round.
+    """Compare replicas by a loss that is evaluated at the end of the round.
 
     Args:
         fn: gives a loss of the current model, without arguments; :class:`hdet.ProbeBatch` shares one batch among all.
         at: "replica": at the replica's own weights; "round_mean": at their mean over the round, which does not prefer
             small learning rates as the last weights do. Costs one fp32 copy of the parameters, two while it runs.
+
+    >>> ProbeLoss(lambda: 0.5, at="round_mean").wants_mean
+    True
     """
+
+    is_probe = True
 
     def __init__(self, fn: ProbeFn, at: Literal["replica", "round_mean"] = "replica") -> None:
         must_be("a function without arguments that returns a loss", takes(fn), "for instance a ProbeBatch", fn=fn)
@@ -47,7 +61,7 @@ class ProbeLoss:
 
     @property
     def kind(self) -> str:
-        """In words that are equal on all ranks."""
+        """The signal in words, which must be equal on all ranks."""
         return f"ProbeLoss at {self.at}"
 
     @property
@@ -55,16 +69,16 @@ class ProbeLoss:
         """Whether the mean of the round's weights is needed."""
         return self.at == "round_mean"
 
-    def value(self, k: int, group: ReplicaGroup, parameters: Sequence[Tensor], mean: Sequence[Tensor] | None) -> Tensor:
+    def value(self, k: int, group: ReplicaGroup, parameters: Sequence[Tensor], mean: Sequence[Tensor] | None) -> float:
         """The loss of round ``k``, at the replica's own weights or at their ``mean`` over the round. Collective."""
         if isinstance(self.fn, ProbeBatch):
             with arriving(f"sharing the probe batch of round {k}"):
                 self.fn.prepare(k, group)
         if mean is None:
-            return probed_loss(self.fn)
+            return float(probed_loss(self.fn))
         with put_back(parameters):
             write_(parameters, mean)
-            return probed_loss(self.fn)
+            return float(probed_loss(self.fn))
 
 
 Signal = TrainLoss | ProbeLoss
@@ -90,16 +104,16 @@ class RoundMean:
 
     @torch.no_grad()
     def add(self, parameters: Sequence[Tensor]) -> None:
-        """One more snapshot. A parameter that was not in the one before stood still until now: a layer may thaw."""
+        """Add a snapshot. A parameter that was not in the one before, since it was frozen, has not moved until now."""
         self._means = {p: self._means[p] if p in self._means else wide(p).copy_(local(p)) for p in parameters}
         self._count += 1
         for p, mean in self._means.items():
             mean.lerp_(local(p).detach().to(mean.dtype), 1.0 / self._count)
 
     def reset(self) -> None:
-        """A new round begins."""
+        """Forget all snapshots: a new round begins."""
         self._means, self._count = {}, 0
 
     def of(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
-        """The mean of each so far, or None before the first snapshot."""
+        """The mean of each parameter so far; None before the first snapshot."""
         return [self._means[p] for p in parameters] if self._count else None

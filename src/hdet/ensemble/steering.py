@@ -1,35 +1,37 @@
-"""Steering: the values at which replicas train, how what a round has shown moves the base values, and what a
-checkpoint has of it."""
+"""Steering: the values at which replicas train, and how a round moves the base values."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from operator import mul
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.checks import STATE_WORDS, in_pairs, reading, shown
+from hdet.checks import shown
 from hdet.ensemble.bases import Bases, Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected, Update, comparable
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
-from hdet.parameters import Rate, direction
+from hdet.optimizer.groups import direction
+from hdet.optimizer.rates import Rate
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex
+from hdet.state import STATE_WORDS, in_pairs, reading
 
 _OURS = {kind.__name__: kind for kind in (Corrected, AsPrinted, Normalised)}
 
 
 class Standing(NamedTuple):
-    """The places of a round."""
+    """Where the replicas stand in a round."""
 
     steps: range
-    """Steps for which they are known to hold."""
+    """The steps for which this was computed."""
     replica_index: ReplicaIndex
     places: list[list[float]]
     """x in [-1, 1]: ``places[replica][knob]``"""
@@ -38,7 +40,7 @@ class Standing(NamedTuple):
 
 
 def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any]:
-    """A controller and its state."""
+    """A controller and its state, as plain values for a checkpoint."""
     ours = isinstance(controller, tuple(_OURS.values()))
     arguments = dataclasses.asdict(controller) if ours else {}  # type: ignore[call-overload]
     return {
@@ -49,7 +51,7 @@ def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any
 
 
 def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: int) -> tuple[Controller | None, Any]:
-    """The controller of a checkpoint with its state. One of the user's own must be ``here``."""
+    """The controller of a checkpoint, and its state. A controller of the user's own must have been given: ``here``."""
     name, arguments = saved["controller"], dict(saved["controller_arguments"])
     if name is None:
         return None, None
@@ -69,7 +71,7 @@ class Ending(NamedTuple):
     span: tuple[int, int]
     """The step in the round, and the step to come."""
     schedule: Callable[[int], list[float]]
-    """The plain schedule per knob at a step; anything for knobs that have none."""
+    """Gives the plain rate of each knob at either step; any number for knobs without a schedule."""
 
     def floors(self) -> list[float]:
         """The lowest rate of each group of a OneCycle, to which the exponential decay goes down."""
@@ -83,6 +85,31 @@ class Ending(NamedTuple):
         return [(most / first) / (first / least) for most, first, least in rates]
 
 
+class Decision(NamedTuple):
+    """What all replicas conclude at the end of a round."""
+
+    end: Ending
+    roll: Agreement
+    place: ReplicaIndex
+    """This replica's place in the round."""
+    bases: Bases
+    """The new base values."""
+    update: Update | None
+    """What the controller says, if it was asked and could compare signals."""
+
+
+class Outcome(NamedTuple):
+    """What has become of a round: the replicas are averaged, and the base values have moved."""
+
+    end: Ending
+    """The step may be another one: replicas of torchft may have loaded a peer's state."""
+    record: dict[str, Any] | None
+    """For the journal, if this rank writes it."""
+    keeps_state: bool
+    """Whether this replica's optimizer state is still of use."""
+
+
+@dataclass(eq=False)
 class Steering:
     """The knobs of all replicas, where each stands, and the controller.
 
@@ -95,22 +122,17 @@ class Steering:
         learned: what is learned of each knob before the first round: a value, or 1 for a factor on a schedule.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        specs: Sequence[KnobSpec],
-        design: Design,
-        columns: Sequence[int],
-        controller: Controller | None,
-        learned: Sequence[float],
-    ) -> None:
-        self.settings = settings
-        self.specs = list(specs)
-        self.controller = controller
-        self.bases = Bases.begin(learned, controller)
-        self._design = design
-        self._columns = list(columns)
-        self._known: Standing | None = None
+    settings: Settings
+    specs: list[KnobSpec]
+    design: Design
+    columns: list[int]
+    controller: Controller | None
+    learned: InitVar[Sequence[float]]
+    bases: Bases = field(init=False)
+    known: Standing | None = field(default=None, init=False)
+
+    def __post_init__(self, learned: Sequence[float]) -> None:
+        self.bases = Bases.begin(learned, self.controller)
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +145,10 @@ class Steering:
     def has_spread(self) -> bool:
         """Whether replicas differ at all."""
         return any(spec.spread != 0 for spec in self.specs)
+
+    def name_of(self, end: Ending) -> str:
+        """A round in messages."""
+        return f"round {self.rounds.index(end.span[0])}, at step {end.span[1]}"
 
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
@@ -139,71 +165,76 @@ class Steering:
         return rates
 
     def standing(self, t: int, replica_index: ReplicaIndex) -> Standing:
-        """The places of all replicas at step ``t``. Remembered for the rest of the round, since every step asks."""
-        known, whole = self._known, int(t)  # torch allows fractions of an epoch
+        """Where the replicas stand at step ``t``. It is remembered for the rest of the round, since every step asks."""
+        known, whole = self.known, int(t)  # torch allows fractions of an epoch
         if known is None or whole not in known.steps or known.replica_index != replica_index:
             seed, k = self.settings.seed, self.rounds.index(whole)
-            design = self._design.places(replica_index.size, len(self.specs), seed, k)
-            rows = [[row[column] for column in self._columns] for row in design]
+            design = self.design.places(replica_index.size, len(self.specs), seed, k)
+            rows = [[row[column] for column in self.columns] for row in design]
             rho = [spec.factor(x) for spec, x in zip(self.specs, rows[replica_index.replica], strict=True)]
-            known = self._known = Standing(range(whole, self.rounds.next_end(whole + 1)), replica_index, rows, rho)
+            known = self.known = Standing(range(whole, self.rounds.next_end(whole + 1)), replica_index, rows, rho)
         return known
 
     def values(self, t: int, replica_index: ReplicaIndex) -> list[float]:
-        """A replica's value of each knob that has no schedule; anything for the others."""
+        """A replica's value of each knob that has no schedule; a scheduled knob has any number there."""
         places = self.standing(t, replica_index).places[replica_index.replica]
         return [spec.value(base, x) for spec, base, x in zip(self.specs, self.bases.learned, places, strict=True)]
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
-        """Parameter groups were added to the optimizer: their rates become knobs."""
-        self._columns += range(len(self.specs), len(self.specs) + len(more))
+        """Add knobs: the rates of parameter groups that were added to the optimizer."""
+        self.columns += range(len(self.specs), len(self.specs) + len(more))
         self.specs += more
-        self._known = None
+        self.known = None
         state = self.controller.init(len(self.specs)) if self.controller is not None else None
         self.bases = self.bases.grown(len(more), state)
 
     # -- moving the base values -----------------------------------------------------------------------------------
 
-    def is_controlled(self, end: int) -> bool:
+    def _is_controlled(self, end: int) -> bool:
         """Whether a controller is asked at the end of a round, at step ``end``."""
         start = self.settings.start
         if self.controller is None or start is None or end < start:
             return False
         return not isinstance(self.controller, AsPrinted) or end % self.rounds.length == 0  # not at S - 1 and S
 
-    def decide(self, end: Ending, roll: Agreement, replica_index: ReplicaIndex) -> tuple[Bases, Update | None]:
-        """The new base values, and what the controller says: a function of the agreement, so equal on all replicas.
+    def decide(self, end: Ending, roll: Agreement, place: ReplicaIndex) -> Decision:
+        """The new base values. They follow from the agreement alone, so that all replicas decide the same.
 
         Args:
             end: the round.
-            roll: what the replicas have shown.
-            replica_index: this replica's place.
+            roll: what the replicas have agreed on.
+            place: this replica's place.
         """
         before, after = end.span
-        if self.controller is None or not self.is_controlled(after):
-            return self.bases, None
+        if self.controller is None or not self._is_controlled(after):
+            return Decision(end, roll, place, self.bases, None)
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
         spreads, rates = [spec.spread for spec in self.specs], list[float]()
         if isinstance(self.controller, AsPrinted):  # its offsets are in units of the rate that the step just made had
             rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
             spreads = list(map(mul, spreads, rates))
-        places = self.standing(before, replica_index).places
+        places = self.standing(before, place).places
         update = self._consult(self.controller, roll, places, spreads, sign) if sign else None
         if self.settings.decay == "schedule":
-            return self.bases if update is None else self.bases.moved(update, self.specs), update
+            bases = self.bases if update is None else self.bases.moved(update, self.specs)
+        else:
+            bases = self._decayed(self.controller, end, update, rates)
+        return Decision(end, roll, place, bases, update)
+
+    def _decayed(self, controller: Controller, end: Ending, update: Update | None, rates: Sequence[float]) -> Bases:
+        """The base values after a round if they decay by themselves. ``rates``: those of the step just made."""
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
         moves = [0.0] * len(self.specs) if update is None else update.moves
         start = self.settings.start or 0
-        if not isinstance(self.controller, AsPrinted):
-            rounds = self.rounds.left_from(start)
-            return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
+        if not isinstance(controller, AsPrinted):
+            return bases.after_round(moves, end.schedule(end.span[1]), end.floors(), self.rounds.left_from(start))
         left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
-        return bases.as_printed(moves, rates, [self.controller.gamma(ratio, left) for ratio in end.ratios()]), update
+        return bases.as_printed(moves, rates, [controller.gamma(ratio, left) for ratio in end.ratios()])
 
     def _consult(
         self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
     ) -> Update | None:
-        """What the controller says, to which lower is better; None unless two signals can be compared."""
+        """Ask the controller, with signals of which lower is better. None unless two signals can be compared."""
         live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
         signals = comparable([signal for signal, _ in live])
         if signals is None:
@@ -217,51 +248,10 @@ class Steering:
             )
         return update
 
-    def record(
-        self,
-        end: Ending,
-        roll: Agreement,
-        replica_index: ReplicaIndex,
-        bases: Bases,
-        update: Update | None,
-        divergence: list[float] | None,
-        seconds: dict[str, float],
-    ) -> dict[str, Any]:
-        """The round for the journal, before it is moved."""
-        before, after = end.span
-        base = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
-        places = self.standing(before, replica_index).places
-        weights = iter(() if update is None else update.weights)  # none for replicas that are left out
-        divergence = divergence or [0.0] * len(places)
-        return {
-            "kind": "round",
-            "round": self.rounds.index(before),
-            "step": after,
-            "replicas": [
-                {
-                    "loss": loss if roll.has_losses else None,
-                    "signal": signal,
-                    "values": [s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)],
-                    "multipliers": [s.factor(x) for s, x in zip(self.specs, row, strict=True)],
-                    "divergence": far,
-                }
-                for loss, signal, row, far in zip(roll.losses, roll.signals, places, divergence, strict=True)
-            ],
-            "excluded": [r for r, live in enumerate(roll.live) if not live],
-            "weights": None if update is None else [next(weights) if live else 0.0 for live in roll.live],
-            "delta": None if update is None else update.deltas,
-            "velocity": getattr(bases.controller, "velocity", None),
-            "error": getattr(bases.controller, "error", None),
-            "learned": bases.learned,
-            "base_before": base,
-            "base": bases.all_values(end.schedule(after), self.specs, self.settings, after),
-            "seconds": seconds,
-        }
-
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings."""
+        """The state, as plain numbers, lists and strings."""
         return {
             **self.settings.state(),
             "learned": list(self.bases.learned),
@@ -276,9 +266,9 @@ class Steering:
             self._read(state, None)
 
     def load(self, state: Mapping[str, Any], total_steps: int | None) -> None:
-        """Go on from what :meth:`check` has seen."""
+        """Go on from a state that :meth:`check` has accepted."""
         self.settings, self.controller, self.bases, self.specs = self._read(state, total_steps)
-        self._known = None
+        self.known = None
 
     def _read(
         self, state: Mapping[str, Any], total_steps: int | None
@@ -290,6 +280,6 @@ class Steering:
         return Settings.from_state(state, total_steps), controller, bases, specs
 
     def adopt(self, total_steps: int) -> None:
-        """The run gets another length."""
+        """Give the run another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
-        self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None
+        self.settings, self.known = dataclasses.replace(self.settings, rounds=rounds), None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hdet.checks import is_finite, is_int, must_be
 from hdet.errors import ArgumentError, ShardedParametersError
-from hdet.parameters import check_model
+from hdet.optimizer.groups import check_model
 from hdet.ranks.group import Group, check_group, find_replica_index
 from hdet.ranks.shards import is_sharded
 from hdet.ranks.weights import real_of
@@ -34,6 +34,15 @@ def perturb_(model: nn.Module, nu: float = 0.01, *, seed: int = 0, group: Group 
         seed: together with the replica it determines the noise.
         group: as in :class:`hdet.OneCycleLR`. None: every rank is a replica, with noise of its own; ``hdet.arms(n)``:
             the arms are; ``hdet.arms(1)``: all ranks get the same noise, for training without replicas.
+
+    References:
+        [HDET](https://arxiv.org/abs/2604.24708), Cheng, Huang, Zhu, Alonso, 2026.
+
+    >>> model = nn.Linear(2, 1)
+    >>> before = model.weight.clone()
+    >>> perturb_(model, nu=0.01)
+    >>> bool((model.weight != before).all())
+    True
     """
     check_model(model, needed=True)
     must_be("a finite number, at least 0", is_finite(nu) and nu >= 0, "the published value is 0.01", nu=nu)
@@ -61,7 +70,7 @@ def _whole(name: str, p: Tensor) -> Tensor:
     if is_sharded(p) or hasattr(p, "ds_id"):
         raise ShardedParametersError(
             f"perturb_() needs whole weights, but the parameter {name} is sharded over the ranks; call it before "
-            "fully_shard, parallelize_module or deepspeed.initialize, with group=hdet.arms(...) if several ranks hold "
+            "fully_shard, parallelize_module or a framework shards it, with group=hdet.arms(...) if several ranks hold "
             "a replica"
         )
     return real_of(p)
@@ -73,5 +82,5 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _seed_of(seed: int, replica: int) -> int:
-    """One 63-bit seed for a pair of numbers; neighbours are unrelated."""
+    """A 63-bit seed for a pair of numbers. Seeds of neighbouring pairs are unrelated."""
     return int.from_bytes(sha256(f"perturb:{seed}:{replica}".encode()).digest()[:8], "big") >> 1

@@ -13,20 +13,18 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from hdet.checks import must_be
-from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.checkpoints import read_search, write_search
 from hdet.integrations.guards import AccumulatingGuard
-from hdet.integrations.lengths import loading_length
-from hdet.parameters import unwrapped
+from hdet.schedulers.auto_scheduler import AutoScheduler
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
 
 __all__ = ["Accelerator", "Guard", "PreparedScheduler", "keep_search", "prepare"]
 
-HdetScheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
+HdetScheduler: TypeAlias = AutoScheduler | OneCycleLR | Ensemble
 Accelerator: TypeAlias = Any
 """An ``accelerate.Accelerator``."""
-_SCHEDULERS = (OneCycleLR, ScheduledSearch, Ensemble)
+_SCHEDULERS = (AutoScheduler, OneCycleLR, Ensemble)
 _ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 """Engines that step the scheduler themselves, and hold the weights in partitions."""
 
@@ -36,7 +34,7 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler) -> PreparedSched
 
     .. code-block:: python
 
-        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=optimizer_steps)
+        scheduler = hdet.auto(optimizer, total_steps=optimizer_steps)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         scheduler = prepare(accelerator, scheduler)
 
@@ -86,9 +84,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     rule, cure = "what accelerator.prepare(...) has made of an hdet scheduler", "call it after accelerator.prepare(...)"
     must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, prepared=prepared)
     folders: list[str] = []
-    cure = "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state again"
-    hold = "a scheduler without total_steps, and scheduler.finish(steps) before it ends"
-    load = loading_length("total_steps of the scheduler", cure, hold)(prepared.load_state_dict)
+    load = prepared.load_state_dict
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
         load(state_dict)
@@ -123,10 +119,9 @@ class Guard(AccumulatingGuard):
     def __init__(self, accelerator: Accelerator, optimizer: Any, model: Any, **options: Any) -> None:
         _check_accelerator(accelerator, "Guard(accelerator, optimizer, model)")
         super().__init__(optimizer, model, **options)
-        inner = unwrapped(optimizer)
         self._accelerator = accelerator
-        accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, self, inner))
-        accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, self, inner))
+        accelerator.register_save_state_pre_hook(lambda models, weights, folder: self.write(folder))
+        accelerator.register_load_state_pre_hook(lambda models, folder: self.read(folder))
 
     def step(self, loss: float | Tensor | None = None) -> None:
         """Call it after every ``optimizer.step()``, on all ranks. A step counts if gradients were synchronised."""

@@ -19,12 +19,11 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.checkpoints import read_search, write_search
 from hdet.integrations.guards import AccumulatingGuard
 from hdet.ranks.shards import Partitioned, mark_part
-from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
-from hdet.schedulers.several import auto as auto_of
+from hdet.schedulers.auto import auto as auto_of
+from hdet.schedulers.auto_scheduler import AutoScheduler
 
 __all__ = ["Guard", "auto", "optimizer_of"]
 
@@ -40,7 +39,7 @@ _UNKNOWN = {
 """What hdet cannot measure or copy, by the attribute of an engine or of its optimizer that tells of it."""
 
 
-def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | ScheduledSearch:
+def auto(engine: Any, *, total_steps: int, **more: Any) -> AutoScheduler:
     """Find the learning rate of a DeepSpeed engine while it trains.
 
     .. code-block:: python
@@ -58,8 +57,7 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
     Args:
         engine: made by ``deepspeed.initialize`` without ``lr_scheduler`` and without a scheduler in its config.
         total_steps: optimizer steps of the run.
-        more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, those of
-            :class:`hdet.OneCycleLR`. Momenta are not cycled.
+        more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, ...
     """
     scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})
     engine.lr_scheduler = scheduler
@@ -88,15 +86,14 @@ class Guard(AccumulatingGuard):
     """
 
     def __init__(self, engine: Any, **options: Any) -> None:
-        optimizer = _optimizer_of(engine)
-        super().__init__(optimizer, engine.module, **options)
+        super().__init__(_optimizer_of(engine), engine.module, **options)
         self._engine, self._steps = engine, engine.global_steps
 
         def read(folder: str) -> None:
             self._steps = engine.global_steps
-            read_guard(folder, self, optimizer)
+            self.read(folder)
 
-        _keep(engine, lambda folder: write_guard(folder, self, optimizer), read)
+        _keep(engine, self.write, read)
 
     def step(self, loss: float | Tensor | None = None) -> None:
         """Call it after every ``engine.step()``, on all ranks. A step counts if the optimizer was stepped."""

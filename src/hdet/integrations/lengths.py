@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from hdet.checks import must_count
 from hdet.errors import ArgumentError
+from hdet.schedulers.auto_scheduler import AutoScheduler
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.plan import LengthError, Plan
+from hdet.schedulers.trapezoid import LengthError
 
 
 class Finish:
@@ -27,13 +28,13 @@ class Finish:
 
     def check(self, scheduler: Any) -> None:
         """Raise if the schedule cannot be finished."""
-        if not isinstance(scheduler, OneCycleLR) or scheduler.search is None:
+        if not isinstance(scheduler, AutoScheduler) or not scheduler.can_finish:
             raise ArgumentError(
-                f'finish= needs a hdet.OneCycleLR with max_lr="auto", but the scheduler is {type(scheduler).__name__}, '
-                "which falls by itself; leave finish= out"
+                f"finish= needs the scheduler of hdet.auto without schedule=, but this {type(scheduler).__name__} "
+                "falls by itself; leave finish= out"
             )
 
-    def stops(self, scheduler: OneCycleLR, *, requested: bool, left: float) -> bool:
+    def stops(self, scheduler: AutoScheduler, *, requested: bool, left: float) -> bool:
         """Whether training is to stop here. Call it between two steps; if the fall begins here, it is a collective.
 
         Args:
@@ -43,7 +44,7 @@ class Finish:
         """
         ahead = scheduler.total_steps - scheduler.last_epoch
         ends = requested or (left <= self.steps and ahead == math.inf)
-        if ends and left >= 1 and ahead > 1 and not Plan.of(scheduler).is_finished:
+        if ends and left >= 1 and ahead > 1 and not scheduler.is_finished:
             scheduler.finish(int(min(self.steps, left, ahead)))
         return min(left, ahead) < 1
 
@@ -56,7 +57,7 @@ def check_length(scheduler: Any, planned: float, arguments: str) -> None:
         planned: steps that the trainer will make.
         arguments: those of the trainer that say how many steps it makes.
     """
-    if not isinstance(scheduler, OneCycleLR) or planned <= scheduler.total_steps:
+    if not isinstance(scheduler, (AutoScheduler, OneCycleLR)) or planned <= scheduler.total_steps:
         return
     kind, cure = "", f"build the scheduler with total_steps={planned}"
     if scheduler.last_epoch > 0:
@@ -67,28 +68,16 @@ def check_length(scheduler: Any, planned: float, arguments: str) -> None:
 
 
 @contextmanager
-def loading_length(arguments: str, cure: str, hold: str) -> Iterator[None]:
-    """Load a checkpoint inside. If its run cannot have the given length, the error names the framework's arguments.
+def length_from(arguments: str) -> Iterator[None]:
+    """Load a checkpoint inside. If its run cannot have the given length, the error says where that comes from.
 
     Args:
-        arguments: the framework's arguments that give the length.
-        cure: what to do if the run must have ``{steps}`` steps.
-        hold: what keeps the rate constant until shortly before the end, so that a run can be extended at any step.
+        arguments: those of the framework that say how many steps it makes.
     """
     try:
         yield
     except LengthError as error:
-        new_run = f"load only the weights, and begin a new run; the peak rate that was found is {error.max_lr}"
-        cure = "give more" if error.needed is None else f"{cure.format(steps=error.needed)}, or {new_run}"
         raise ArgumentError(
-            f"the steps given by {arguments} must be {error.must}, but are {error.got}; {cure}. A run that is to be "
-            f"extended, or shortened, at any step needs {hold}"
+            f"{error}. Here total_steps is given by {arguments}. A run that is to be extended, or shortened, at any "
+            "step needs AutoLR(finish=...)"
         ) from None
-
-
-def loading_auto_lr(options: Mapping[str, Any], finish: Finish | None, arguments: str, cure: str) -> Any:
-    """:func:`loading_length` for an ``AutoLR``, whose ``total_steps``, if given, replaces the trainer's arguments."""
-    if options.get("total_steps") is not None:
-        arguments, cure = "total_steps of AutoLR", "AutoLR(total_steps={steps})"
-    without = "" if finish is None else ", without finish="
-    return loading_length(arguments, f"resume with {cure}{without}", "AutoLR(finish=...)")

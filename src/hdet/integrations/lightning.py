@@ -20,22 +20,23 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.checks import must_be, not_by_steps
+from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.integrations import checkpoints
-from hdet.integrations.lengths import Finish, check_length, loading_auto_lr
+from hdet.integrations.guards import AccumulatingGuard, warn_without_guard
+from hdet.integrations.lengths import Finish, check_length, length_from
+from hdet.integrations.rules import not_by_steps
 from hdet.journal import Journals, open_journal
 from hdet.journal.sinks import EventSink
-from hdet.rollback.guard import Guard as PlainGuard
+from hdet.rule.found import listed
+from hdet.schedulers.auto import auto
+from hdet.schedulers.auto_scheduler import AutoScheduler
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
-from hdet.schedulers.several import auto
-from hdet.search.reporting import listed
 
 __all__ = ["AutoLR", "Guard"]
 
-Scheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
+Scheduler: TypeAlias = AutoScheduler | OneCycleLR | Ensemble
 
 
 def _callback_classes() -> tuple[type, ...]:
@@ -103,8 +104,8 @@ class AutoLR(_Callback):
         """What the search has found, once ``fit`` has ended; None if the scheduler is the user's own."""
         self._is_ours = False
         """Whether AutoLR has made the scheduler."""
-        self._min_steps: int | None = None
-        """The trainer's own ``min_steps``. Until the rate has fallen it is set so high that Lightning does not stop."""
+        self._stopping: _Stopping | None = None
+        """With ``finish``, while ``fit`` goes on."""
         self._consensus: ExitStack | None = None
         """While the module holds the mean of the replicas: what restores each one's own weights."""
         self._restored: Mapping[str, Any] = {}
@@ -156,20 +157,20 @@ class AutoLR(_Callback):
         else:
             self._check_nothing_given("journal", *self.onecycle)
             scheduler = _hdet_scheduler(configs)
+        self.scheduler = scheduler
         if self.finish is not None:
             self.finish.check(scheduler)
-        self.scheduler, self._min_steps = scheduler, trainer.fit_loop.epoch_loop.min_steps
+            self._stopping = _Stopping(self.finish, trainer, scheduler)
         if self._restored and self._is_ours:
-            source = "max_steps and max_epochs of the trainer"
-            cure = "Trainer(max_steps={steps}), or the max_epochs that make as many"
-            with loading_auto_lr(self.onecycle, self.finish, source, cure):
+            trainers = self.onecycle.get("total_steps") is None
+            with length_from("max_steps and max_epochs of the trainer" if trainers else "total_steps of AutoLR"):
                 scheduler.check_state_dict(self._restored["lr_schedulers"][0])
         self._save_consensus(trainer, scheduler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Resume a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
         restored, self._restored = self._restored.get(checkpoints.SEARCH, {}), {}
-        if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
+        if isinstance(self.scheduler, AutoScheduler) and trainer.ckpt_path:
             if checkpoints.holds_parts(self.scheduler.optimizer):
                 checkpoints.read_search(trainer.ckpt_path, self.scheduler)
             else:
@@ -196,27 +197,14 @@ class AutoLR(_Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Log the rate of the next step."""
         assert self.scheduler is not None
-        self._let_the_rate_fall(trainer)
+        if self._stopping is not None:
+            self._stopping.look()
         pl_module.log("hdet/lr", _rate(self.scheduler), prog_bar=True, on_step=True, on_epoch=False)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop if the rate has fallen because of ``finish``."""
-        self._let_the_rate_fall(trainer)
-
-    def _let_the_rate_fall(self, trainer: Any) -> None:
-        """Called twice a step, since the module, or a callback after this one, may have requested a stop meanwhile."""
-        if self.finish is None:
-            return
-        assert isinstance(self.scheduler, OneCycleLR)
-        loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current.processed
-        loop.min_steps = self._min_steps
-        can_stop = epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (self._min_steps or 0)
-        requested = trainer.should_stop and can_stop
-        left = (_total_steps(trainer) or math.inf) - trainer.global_step
-        stops = self.finish.stops(self.scheduler, requested=requested, left=left)
-        loop.min_steps = self._min_steps if stops else sys.maxsize
-        if stops or requested:
-            trainer.should_stop = stops
+        if self._stopping is not None:
+            self._stopping.look()
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Give the scheduler the loss. Later hooks come after the scheduler's step."""
@@ -237,10 +225,8 @@ class AutoLR(_Callback):
         """Leave one model behind, even if training has stopped inside a round."""
         if self.scheduler is not None:
             self.scheduler.converge()
-        if self._is_ours and isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)):
-            name = "max_lr" if isinstance(self.scheduler, OneCycleLR) else "initial_lr"
-            guesses = [group.get(name, group["lr"]) for group in trainer.optimizers[0].param_groups]
-            self.summary = f"{self.scheduler.found}; the guess was {listed(guesses)}"
+        if self._is_ours and isinstance(self.scheduler, AutoScheduler):
+            self.summary = f"{self.scheduler.found}; the guess was {listed(self.scheduler.guesses)}"
             _say(trainer, self.summary)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -272,13 +258,43 @@ class AutoLR(_Callback):
         self._leave_consensus()
         self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
-        if trainer.fit_loop.epoch_loop.min_steps == sys.maxsize:
-            trainer.fit_loop.epoch_loop.min_steps = self._min_steps
+        if self._stopping is not None:
+            self._stopping.leave()
+            self._stopping = None
 
     def _leave_consensus(self) -> None:
         entered, self._consensus = self._consensus, None
         if entered is not None:
             entered.close()
+
+
+class _Stopping:
+    """Lets the rate fall before the trainer stops.
+
+    Until it has fallen, the trainer's ``min_steps`` is so high that Lightning does not stop.
+    """
+
+    def __init__(self, finish: Finish, trainer: Any, scheduler: Any) -> None:
+        self._finish, self._trainer, self._scheduler = finish, trainer, scheduler
+        self._min_steps = trainer.fit_loop.epoch_loop.min_steps
+        """The trainer's own."""
+
+    def look(self) -> None:
+        """Called twice a step, since the module, or a callback after this one, may have requested a stop meanwhile."""
+        trainer = self._trainer
+        loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current.processed
+        loop.min_steps = self._min_steps
+        can_stop = epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (self._min_steps or 0)
+        requested = trainer.should_stop and can_stop
+        left = (_total_steps(trainer) or math.inf) - trainer.global_step
+        stops = self._finish.stops(self._scheduler, requested=requested, left=left)
+        loop.min_steps = self._min_steps if stops else sys.maxsize
+        if stops or requested:
+            trainer.should_stop = stops
+
+    def leave(self) -> None:
+        """Give the trainer its own ``min_steps``."""
+        self._trainer.fit_loop.epoch_loop.min_steps = self._min_steps
 
 
 class Guard(_Callback):
@@ -298,14 +314,12 @@ class Guard(_Callback):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
-        self.guard: PlainGuard | None = None
+        self.guard: AccumulatingGuard | None = None
         """The guard, once ``fit`` has begun."""
         self._is_sharded = False
         self._restored: Mapping[str, Any] = {}
-        self._losses: list[Tensor] = []
-        """The losses of the batches since the last optimizer step ..."""
         self._steps = 0
-        """... and the trainer's ``global_step`` at that time."""
+        """The trainer's ``global_step`` at the last optimizer step."""
         self._is_alone = False
         """Whether other ranks may have stopped, since this one has seen an exception."""
 
@@ -318,7 +332,7 @@ class Guard(_Callback):
         """Numbers and snapshots. Collective, except after an exception."""
         if self.guard is None or self._is_sharded:
             return {"guard": None}
-        return {"guard": self.guard.state_dict() if self._is_alone else checkpoints.guard_state(self.guard)}
+        return {"guard": self.guard.state_dict() if self._is_alone else self.guard.state_of_all()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts, since the optimizers are not restored yet."""
@@ -327,9 +341,8 @@ class Guard(_Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the guard, now that the optimizers exist."""
         optimizer = _only_optimizer(trainer)
-        self.guard = PlainGuard(optimizer, pl_module, **self.options)
-        self._is_sharded = checkpoints.holds_parts(optimizer)
-        self._losses, self._is_alone = [], False
+        self.guard = AccumulatingGuard(optimizer, pl_module, **self.options)
+        self._is_sharded, self._is_alone = checkpoints.holds_parts(optimizer), False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Resume a guard that was restored."""
@@ -337,17 +350,18 @@ class Guard(_Callback):
         if self.guard is not None and restored.get("guard") is not None:
             self.guard.load_state_dict(restored["guard"])
         elif trainer.ckpt_path:
-            checkpoints.warn_without_guard(trainer.ckpt_path)
+            warn_without_guard(trainer.ckpt_path)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Keep the loss that ``training_step`` returned."""
-        self._losses.append(_returned(trainer, loss))
+        """Count the loss that ``training_step`` returned."""
+        if self.guard is not None:
+            self.guard.observe(_returned(trainer, loss))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count a step, if the optimizer has made one. If a round ends here, this is a collective."""
         if trainer.global_step > self._steps and self.guard is not None:
-            losses, self._losses, self._steps = self._losses, [], trainer.global_step
-            self.guard.step(sum(losses) / len(losses) if losses else None)
+            self._steps = trainer.global_step
+            self.guard.end_step()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Wait for no other rank from here on: the others may have seen no exception."""
@@ -403,7 +417,7 @@ def _only_optimizer(trainer: Any) -> Any:
 def _is_schedule(configs: list[Any]) -> bool:
     """Whether there is one scheduler, of torch, whose rates are known in advance."""
     one = configs[0].scheduler if len(configs) == 1 else None
-    return isinstance(one, LRScheduler) and not isinstance(one, (OneCycleLR, ReduceLROnPlateau))
+    return isinstance(one, LRScheduler) and not isinstance(one, (AutoScheduler, OneCycleLR, ReduceLROnPlateau))
 
 
 def _steps_of_an_epoch(trainer: Any) -> int:
@@ -414,7 +428,7 @@ def _steps_of_an_epoch(trainer: Any) -> int:
 
 def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     """The user's own scheduler."""
-    if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, ScheduledSearch, Ensemble)):
+    if len(configs) != 1 or not isinstance(configs[0].scheduler, (AutoScheduler, OneCycleLR, Ensemble)):
         names = ", ".join(type(config.scheduler).__name__ for config in configs)
         raise ArgumentError(
             f"AutoLR needs one schedule whose rates are known in advance, but configure_optimizers returned {names}; "
@@ -444,4 +458,6 @@ def _rate(scheduler: Scheduler) -> float | Tensor:
     if isinstance(scheduler, Ensemble):
         rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"]
         return rate
-    return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.memory.lead]
+    if isinstance(scheduler, AutoScheduler):
+        return scheduler.get_last_lr()[scheduler.search.memory.lead]
+    return scheduler.base_lrs_now[0]

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import GUARD, guard_state, name_on_rank, search_state, warn_without_guard
-from hdet.integrations.guards import AccumulatingGuard
-from hdet.schedulers.several import as_one, auto
+from hdet.integrations.checkpoints import SEARCH, name_on_rank, search_state
+from hdet.integrations.guards import GUARD, AccumulatingGuard, warn_without_guard
+from hdet.schedulers.auto import auto
+from hdet.schedulers.combined_optimizer import as_one
 
 __all__ = ["AutoLR", "Guard"]
 
@@ -50,8 +51,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         total_steps: steps of the run.
         keep_search: whether a checkpoint has the tensors of the search. Without them a resumed run makes them again,
             on any number of ranks.
-        onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, those of
-            :class:`hdet.OneCycleLR`.
+        onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, ``highest``.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         state = self.scheduler.state_dict()
         if not self.keep_search:
             return state
-        return {**state, name_on_rank(self.scheduler.optimizer): _packed(search_state(self.scheduler))}
+        return {**state, name_on_rank(self.scheduler.optimizer, SEARCH): _packed(search_state(self.scheduler))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume the search. Load the optimizers before, as torchtitan does."""
@@ -108,7 +108,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
                 'there; set exclude_from_loading=["lr_scheduler"] in the checkpoint config to search from here on'
             )
         state = dict(state_dict)
-        packed = state.pop(name_on_rank(self.scheduler.optimizer), None)
+        packed = state.pop(name_on_rank(self.scheduler.optimizer, SEARCH), None)
         self.scheduler.load_state_dict(state)
         if packed is not None:
             self.scheduler.load_search_state_dict(_unpacked(packed))
@@ -165,7 +165,7 @@ class Guard(_Container):  # type: ignore[misc]  # the type of an optional packag
 
     def state_dict(self) -> dict[str, Any]:
         """The schedule's state, and the guard's as bytes. Collective."""
-        return {**super().state_dict(), name_on_rank(self.optimizer, GUARD): _packed(guard_state(self.guard))}
+        return {**super().state_dict(), name_on_rank(self.optimizer, GUARD): _packed(self.guard.state_of_all())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume schedule and guard. Load the optimizers before, as torchtitan does."""

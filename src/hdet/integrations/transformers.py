@@ -11,9 +11,7 @@ of that one trainer; the class stays as it is. A search is saved in a file besid
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -21,15 +19,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.checkpoints import read_search, write_search
 from hdet.integrations.deepspeed import optimizer_of
-from hdet.integrations.lengths import Finish, check_length, loading_auto_lr
+from hdet.integrations.guards import AccumulatingGuard
+from hdet.integrations.lengths import Finish, check_length, length_from
 from hdet.journal.sinks import EventSink
-from hdet.parameters import unwrapped
-from hdet.rollback.guard import Guard as PlainGuard
+from hdet.schedulers.auto import auto
+from hdet.schedulers.auto_scheduler import AutoScheduler
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
-from hdet.schedulers.several import auto
 
 try:
     from transformers import TrainerCallback
@@ -60,36 +57,14 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         trainer._load_optimizer_and_scheduler = self._followed(trainer._load_optimizer_and_scheduler, self._load)
         return trainer
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by the Trainer's constructor. The next call comes after a checkpoint was loaded: that is too late.
-
-        The scheduler of a Trainer to which nothing was attached cannot load hdet's state (KeyError: 'lr_lambdas').
-        """
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not hasattr(frame.f_locals.get("self"), "_load_optimizer_and_scheduler"):
-            frame = frame.f_back
-        if frame is not None:
-            trainer = frame.f_locals["self"]
-            trainer._load_optimizer_and_scheduler = self._once_attached(trainer._load_optimizer_and_scheduler)
-
-    def _once_attached(self, load: Callable[[str | None], None]) -> Callable[[str | None], None]:
-        def loaded(folder: str | None) -> None:
-            self._check_attached()
-            load(folder)
-
-        return loaded
-
-    def _check_attached(self) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called after a checkpoint was loaded, before the first step."""
         if self._trainer is None:
             name = type(self).__name__
             raise ArgumentError(
                 f"{name} is a callback of this Trainer, but was not attached to it, so it gets no losses; write "
                 f"{name}(...).attach(trainer) before trainer.train()"
             )
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called after a checkpoint was loaded, before the first step."""
-        self._check_attached()
         self._loss = 0.0
 
     def _check(self, trainer: Trainer) -> None:
@@ -210,7 +185,7 @@ class Replicas(_Scheduling):
 
 
 class AutoLR(_Scheduling):
-    """Finds the learning rate in a Trainer: ``max_lr="auto"`` in place of the Trainer's own schedule.
+    """Finds the learning rate in a Trainer: ``hdet.auto`` in place of the Trainer's own schedule.
 
     .. code-block:: python
 
@@ -225,7 +200,7 @@ class AutoLR(_Scheduling):
     has happened, ``hdet/event``.
 
     The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
-    ``optimizers=`` has a search, an ``hdet.OneCycleLR`` or a result of ``hdet.auto``, AutoLR gives that one the loss;
+    ``optimizers=`` has a scheduler of ``hdet.auto``, or an ``hdet.OneCycleLR``, AutoLR gives that one the loss;
     then AutoLR takes no arguments but ``finish``.
 
     With ``finish`` the rate is constant once it is found, and falls before training stops: when
@@ -235,8 +210,8 @@ class AutoLR(_Scheduling):
     Args:
         finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
         options: further arguments of ``hdet.auto``: ``journal``, ``rollback``, ``schedule``, a function from an
-            optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled.
-            The default of ``total_steps`` is the number of steps that the Trainer makes.
+            optimizer to its scheduler, and others. The default of ``total_steps`` is the number of steps that the
+            Trainer makes.
     """
 
     def __init__(self, *, finish: int | None = None, **options: Any) -> None:
@@ -250,14 +225,13 @@ class AutoLR(_Scheduling):
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
         super().attach(trainer)
-        if not isinstance(trainer.lr_scheduler, (OneCycleLR, ScheduledSearch, type(None))):
+        if not isinstance(trainer.lr_scheduler, (AutoScheduler, OneCycleLR, type(None))):
             self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
         if trainer.lr_scheduler is None:
             trainer.create_scheduler = self._create_scheduler
-            source = "max_steps and num_train_epochs of the TrainingArguments"
-            cure = "max_steps={steps}, or the num_train_epochs that make as many"
-            loading = loading_auto_lr(self.options, self.finish, source, cure)
-            trainer._load_optimizer_and_scheduler = loading(trainer._load_optimizer_and_scheduler)
+            trainers = self.options.get("total_steps") is None
+            source = "max_steps and num_train_epochs of the TrainingArguments" if trainers else "total_steps of AutoLR"
+            trainer._load_optimizer_and_scheduler = length_from(source)(trainer._load_optimizer_and_scheduler)
         if self.finish is not None:
             trainer.callback_handler.call_event = self._finished(trainer.callback_handler.call_event, self.finish)
         trainer.log = self._logged(trainer.log)
@@ -266,7 +240,7 @@ class AutoLR(_Scheduling):
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
         given, options = trainer.lr_scheduler, self.options
-        is_ours = isinstance(given, (OneCycleLR, ScheduledSearch))
+        is_ours = isinstance(given, (AutoScheduler, OneCycleLR))
         is_known = given is None or is_ours or not (isinstance(given, ReduceLROnPlateau) or "schedule" in options)
         cure = "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
         must_be("one schedule whose rates are known in advance", is_known, cure, lr_scheduler=given)
@@ -279,7 +253,7 @@ class AutoLR(_Scheduling):
             control.should_evaluate |= args.eval_strategy == "steps"
             control.should_save |= args.save_strategy == "steps"
 
-    def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR | ScheduledSearch:
+    def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> AutoScheduler:
         """In place of the Trainer's: it is called when model and optimizer exist, before a checkpoint is loaded."""
         trainer = self._trainer
         _check_sharding(trainer, optimizer)
@@ -312,7 +286,7 @@ class AutoLR(_Scheduling):
         """Logs of training also have the peak rate found so far, the status of the search, and what has happened."""
 
         def logged(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-            found = self._scheduler.found
+            found = self._scheduler.found if isinstance(self._scheduler, AutoScheduler) else None
             if "learning_rate" in logs:  # not those of an evaluation
                 logs |= {"hdet/event": "; ".join(self._events)} if self._events else {}
                 self._events.clear()
@@ -343,33 +317,31 @@ class Guard(_Attached):
 
     def __init__(self, **options: Any) -> None:
         self.options = options
-        self.guard: PlainGuard | None = None
+        self.guard: AccumulatingGuard | None = None
         """The guard, once ``train()`` has begun."""
-        self._step_loss: Tensor | float | None = None
-        """The loss of the current step."""
         self._folder: str | None = None
         """The checkpoint from which training resumes."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the guard, and resume that of a checkpoint: the optimizer exists, and no step is made yet."""
         super().on_train_begin(args, state, control, **kwargs)
-        folder, self._folder, self._step_loss = self._folder, None, None
-        self.guard = PlainGuard(self._trainer.optimizer, self._trainer.model, **self.options)
+        self.guard = AccumulatingGuard(self._trainer.optimizer, self._trainer.model, **self.options)
+        folder, self._folder = self._folder, None
         if folder is not None:
-            read_guard(folder, self.guard, unwrapped(self._trainer.optimizer))
+            self.guard.read(folder)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called after the steps of optimizer and scheduler. If a round ends here, this is a collective."""
-        loss, self._step_loss = self._step_loss, None
         if self.guard is not None:
-            self.guard.step(loss)
+            self.guard.end_step()
 
     def _observe(self, loss: Tensor | float) -> None:
-        self._step_loss = loss
+        if self.guard is not None:
+            self.guard.observe(loss)
 
     def _save(self, folder: str) -> None:
         if self.guard is not None:
-            write_guard(folder, self.guard, unwrapped(self._trainer.optimizer))
+            self.guard.write(folder)
 
     def _load(self, folder: str) -> None:
         self._folder = folder

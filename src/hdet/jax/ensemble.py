@@ -44,11 +44,12 @@ from jax.sharding import PartitionSpec
 from hdet.checks import is_int, is_one_of, is_real, must_be
 from hdet.ensemble.controller import AsPrinted, Corrected
 from hdet.ensemble.design import Rounds, assign, default_length, levels
-from hdet.ensemble.knob import FACTOR_LIMITS, KnobSpec, scale_named
+from hdet.ensemble.knob import FACTOR_LIMITS, LEAST_MOVE, KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 from hdet.jax import ensemble_rules as rules
-from hdet.jax.numbers import choose
+from hdet.jax.numbers import where
+from hdet.rule.constants import DIV_FACTOR, FINAL_DIV_FACTOR
 
 __all__ = ["AsPrinted", "Corrected", "Ensemble", "Knob", "Normalised", "State"]
 
@@ -59,7 +60,7 @@ Probe = Callable[[Tree], Array] | None
 _ANYWHERE = (-math.inf, math.inf)
 _TABLED = 1024
 """Where replicas stand is computed for this number of rounds, before compiling. Later rounds repeat them."""
-_PRINTED_RATIO = 25 / 1e4
+_PRINTED_RATIO = DIV_FACTOR / FINAL_DIV_FACTOR
 """f_div / f_final in the decay of AsPrinted: the defaults of torch's OneCycleLR. Optax's schedules have neither."""
 
 
@@ -111,7 +112,7 @@ class Knob:
         """What is learned after a round. A value stays one spread inside its bounds."""
         if callable(self.value):
             return jnp.clip(self.away(learned, move), *FACTOR_LIMITS)
-        move = jnp.maximum(move, -0.9) if self.scale == "relative" else move  # a value never changes its sign
+        move = jnp.maximum(move, LEAST_MOVE) if self.scale == "relative" else move  # a value never changes its sign
         ends = (self.spec.scale.inside(end, self.spread, self.bounds) for end in _ANYWHERE)
         return jnp.clip(self.away(learned, move), *ends)
 
@@ -302,7 +303,7 @@ class Ensemble:
         every = jnp.ones(n, bool)
         weights = _averaged(weights, mine, every, axis)
         if callable(self.optimizer_state):
-            own = choose(jnp.any(live), jax.vmap(self.optimizer_state)(weights), own)
+            own = where(jnp.any(live), jax.vmap(self.optimizer_state)(weights), own)
         elif self.optimizer_state == "keep":
             own = lax.cond(jnp.all(live), lambda tree: tree, lambda tree: _averaged(tree, mine, ~mine, axis), own)
         else:

@@ -88,10 +88,10 @@ def normalised(rule: Normalised, memory: Any, signals: Array, offsets: Array, li
     step = jnp.where(turned == 0, before, step)
     # Forgetting: the slopes as they are, known less well, the more so the further a knob has moved.
     wider = jnp.diag(covariance) * (jnp.exp(jnp.abs(direction * step)) / REST - 1)
-    less = jnp.linalg.inv(covariance + jnp.diag(wider))
-    left = [NOISE * residual + slopes @ less @ slopes, jnp.where(freedom > 0, NOISE * freedom + knobs, rows)]
+    reduced = jnp.linalg.inv(covariance + jnp.diag(wider))
+    left = [NOISE * residual + slopes @ reduced @ slopes, jnp.where(freedom > 0, NOISE * freedom + knobs, rows)]
     sign = jnp.where(direction == 0, memory.sign, jnp.sign(direction))
-    memory = type(memory)(less.ravel(), less @ slopes, jnp.stack(left), step, slopes, errors, sign)
+    memory = type(memory)(reduced.ravel(), reduced @ slopes, jnp.stack(left), step, slopes, errors, sign)
     return memory, direction * step * spreads
 
 

@@ -1,4 +1,4 @@
-"""Has training diverged? The judge of :mod:`hdet.rollback.judge` on arrays; that file says what it means."""
+"""Has training diverged? The judge of :mod:`hdet.rule.judge` on arrays; that file says what it means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from hdet.jax.numbers import Array, absent, middle, number, up_to
-from hdet.rollback.judge import BLOCKS, FEWEST, LIMITS, REMEMBERED, Verdict
+from hdet.rule.constants import BLOCKS, FEW, FEWEST, LIMITS, REMEMBERED, UPPER_QUARTILE
+from hdet.rule.enums import Verdict
 
 
 class Blocks(NamedTuple):
@@ -124,11 +125,11 @@ def noise_in(ordered: Array) -> Array:
     count, none = up_to(jnp.inf, ordered), up_to(0.0, ordered)
     usual, second = (ordered.at[at].get(mode="fill", fill_value=jnp.nan) for at in (3 * count // 4, none + 1))
     grain = jnp.where(none + 1 < count, second / 2, 0.0)
-    return jnp.where(count < FEWEST, jnp.inf, jnp.maximum(usual / 2.82, grain) * (1 + 5 / jnp.sqrt(count)))
+    return jnp.where(count < FEWEST, jnp.inf, jnp.maximum(usual / UPPER_QUARTILE, grain) * (1 + FEW / jnp.sqrt(count)))
 
 
 class Judged(NamedTuple):
-    """What is to be thought of a round; verdicts are numbers of :class:`hdet.rollback.judge.Verdict`."""
+    """What is to be thought of a round; verdicts are numbers of :class:`hdet.rule.judge.Verdict`."""
 
     verdict: Array
     on_finite: Array

@@ -1,4 +1,4 @@
-"""The estimated rate, and how far the weights have moved: :mod:`hdet.search.measure` on trees of arrays.
+"""The estimated rate, and how far the weights have moved: :mod:`hdet.rule.estimate` on trees of arrays.
 
 Reductions over sharded arrays are XLA's: every device has the same sums.
 """
@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hdet.jax.numbers import Array, number
+from hdet.jax import numbers as xp
+from hdet.jax.numbers import Array, number, where
+from hdet.rule.estimate import PathSums, Sums, balance, estimate, straightness, weight_ratio
 
 _Tree = TypeVar("_Tree")
 Tree = Any
@@ -47,7 +49,7 @@ def moved_by(params: Tree, updates: Tree) -> Tree:
     return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
 
 
-def less(left: Tree, right: Tree) -> Tree:
+def difference(left: Tree, right: Tree) -> Tree:
     """Their difference, at least in float32."""
     return jax.tree.map(lambda a, b: a - b, as_exact(left), as_exact(right))
 
@@ -75,7 +77,7 @@ def numbers_of(tree: Tree) -> list[int]:
 
 
 def typical_norm(sizes: Array, lengths: Array, moves: Array) -> Array:
-    """The norm of weights of which no minority decides; see :func:`hdet.search.estimate.typical_norm`."""
+    """The norm of weights of which no minority decides; see :func:`hdet.rule.estimate.typical_norm`."""
     each, is_moved = lengths / jnp.sqrt(jnp.maximum(sizes, 1)), (sizes > 0) & (moves > 0)
     counted = jnp.where(is_moved & (each > 0), sizes, 0.0)
     up_to = jnp.sum(jnp.where(each <= each[:, None], counted, 0.0), axis=1)
@@ -97,12 +99,12 @@ class Distance(NamedTuple):
 
     @classmethod
     def of(cls, origin: Tree, total: Tree, params: Tree) -> Distance:
-        way = less(origin, params)
+        way = difference(origin, params)
         return cls(norms(way), norms(origin), tuple(numbers_of(origin)), dot(total, way))
 
 
 class Measured(NamedTuple):
-    """What the steps have come to."""
+    """What the steps have come to, by the names of :class:`hdet.rule.estimate.Measured`."""
 
     moved: Array
     distance: Array
@@ -110,9 +112,18 @@ class Measured(NamedTuple):
     """In units of the guess; 0 where the gradients say nothing."""
     straightness: Array
     balance: Array
-    lost: Array
+    is_broken: Array
     """Whether some gradient was not finite, so that a new path must begin."""
     typical: Array
+    gradient: Array = 0.0
+    rates: Array = 0.0
+    path_steps: Array = 0
+    rounding: float = 0.0
+
+    @property
+    def has_estimate(self) -> Array:
+        """Whether the estimated rate says anything."""
+        return (self.gradient != 0) & (self.path_steps != 1)
 
 
 class Path(NamedTuple):
@@ -121,20 +132,18 @@ class Path(NamedTuple):
     The weights at the origin and the weighted sum of gradients are trees, which the methods are given.
     """
 
-    numerator: Array
-    absolute: Array
+    sums: PathSums
     begun: Array
     """Steps that had been made at the origin."""
-    ahead: Array
-    weight: Array
     rate: Array
+    """Of the step that was sampled last."""
     typical: Array
 
     @classmethod
     def new(cls) -> Path:
         """Before the first step."""
         zero = number(0.0)
-        return cls(zero, zero, jnp.zeros((), jnp.int32), zero, zero, zero, number(1.0))
+        return cls(PathSums(zero, zero, zero, zero), jnp.zeros((), jnp.int32), zero, number(1.0))
 
     def sampled(
         self, trees: tuple[Tree, Tree], gradients: Tree, params: Tree, rate: Array, rates: Array, step: Array
@@ -143,15 +152,12 @@ class Path(NamedTuple):
 
         ``rate``: of the step; ``rates``: the sum of those before it; ``step``: steps before it.
         """
-        begins, g = step == self.begun, as_exact(gradients)
-        ratio = jnp.where(rate > 0, jnp.minimum((self.rate / rate) ** 2, 1.0), 1.0)
-        origin = jax.tree.map(lambda x0, x: jnp.where(begins, x, x0), trees[0], as_exact(params))
-        total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * ratio.astype(s.real.dtype) + x), trees[1], g)
-        known = jnp.stack([self.numerator, self.absolute, self.ahead, self.weight])
-        product = dot(g, less(origin, params))
-        new = jnp.where(begins, 0.0, known * ratio) + jnp.stack([product, jnp.abs(product), rates, number(1.0)])
-        sums = dict(zip(("numerator", "absolute", "ahead", "weight"), new, strict=True))
-        return (origin, total), self._replace(**sums, rate=rate)
+        begins, g, w = step == self.begun, as_exact(gradients), weight_ratio(self.rate, rate, xp)
+        origin = where(begins, as_exact(params), trees[0])
+        total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * w.astype(s.real.dtype) + x), trees[1], g)
+        known = where(begins, PathSums(), self.sums)
+        sums = known.with_step(dot(g, difference(origin, params)), rates, w)
+        return (origin, total), self._replace(sums=sums, rate=rate)
 
     def measured(self, distance: Distance, rates: Array, is_first: Array) -> Measured:
         """After steps with this sum of rates.
@@ -165,11 +171,14 @@ class Path(NamedTuple):
         typical = jnp.where(learns, found, self.typical)
         size = length * typical
         moved = jnp.nan_to_num(jnp.where(size > 0, move / size, move), nan=jnp.inf, posinf=jnp.inf)
-        is_whole = jnp.isfinite(self.numerator) & jnp.isfinite(denominator)
-        says = is_whole & (self.numerator > 0) & (denominator > 0) & ~is_first
-        estimated_rate = jnp.where(says, self.numerator * rates / denominator, 0.0)
-        straight = self.ahead / self.weight
-        straightness = jnp.where(says & (straight > 0), estimated_rate / straight, 0.0)
-        is_balanced = is_whole & ~is_first & (self.absolute > 0)
-        balance = jnp.where(is_balanced, self.numerator / self.absolute, 0.0)
-        return Measured(moved, move, estimated_rate, straightness, balance, ~is_first & ~is_whole, typical)
+        is_whole = jnp.isfinite(self.sums.numerator) & jnp.isfinite(denominator)
+        sums = where(is_whole & ~is_first, self.sums.over(denominator, rates), Sums(0.0, 0.0, 0.0))
+        return Measured(
+            moved=moved,
+            distance=move,
+            estimated_rate=estimate(sums, xp),
+            straightness=straightness(sums, xp),
+            balance=balance(sums, xp),
+            is_broken=~is_first & ~is_whole,
+            typical=typical,
+        )

@@ -1,4 +1,7 @@
-"""Small arrays of numbers in which NaN means that nothing is there: the lists of the rule, at a fixed length."""
+"""Small arrays of numbers in which NaN means that nothing is there: the lists of the rule, at a fixed length.
+
+This is also the array module that :mod:`hdet.rule` takes as ``xp``, with the functions of :mod:`hdet.rule.plain`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import numpy as np
 Array: TypeAlias = Any
 """A jax array, or a number where that will do. ``Any``: the types of jax are not there when hdet is checked."""
 _Tree = TypeVar("_Tree")
+clip, exp, log, maximum, minimum, sqrt = jnp.clip, jnp.exp, jnp.log, jnp.maximum, jnp.minimum, jnp.sqrt
+isfinite, isinf, isnan, logical_not = jnp.isfinite, jnp.isinf, jnp.isnan, jnp.logical_not
 
 
 def number(value: float) -> Array:
@@ -24,7 +29,7 @@ def absent(count: int) -> Array:
     return jnp.full(count, jnp.nan, dtype=jnp.result_type(float))
 
 
-def choose(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
+def where(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
     """One of two trees of arrays."""
     found: _Tree = jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
     return found

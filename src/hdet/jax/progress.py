@@ -1,4 +1,4 @@
-"""Has the train loss fallen? :mod:`hdet.search.progress` on arrays; that file says what it means."""
+"""Has the train loss fallen? :mod:`hdet.rule.progress` on arrays; that file says what it means."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import jax.numpy as jnp
 
 from hdet.jax.judge import Blocks
 from hdet.jax.numbers import Apart, Array, absent, at, count_of, middle, number, up_to, when
-from hdet.rollback.judge import FEWEST
-from hdet.search.constants import DEFAULT
-from hdet.search.progress import CLEAR, FAR, LATEST, LEAST, RISEN, ROUNDED, SURE
-from hdet.search.rule import Phase, next_end
+from hdet.rule.constants import CLEAR, DEFAULT, FAR, FEW, FEWEST, HALF, LATEST, LEAST, RISEN, ROUNDED, SURE
+from hdet.rule.enums import Phase
+from hdet.rule.rounds import next_end
 
 LONGEST = 2**30
 """Steps that a run may have: they are counted in 32 bits."""
@@ -42,14 +41,14 @@ class Outlook(NamedTuple):
     """Whether the loss is clearly lower than it was, by however little; also if nothing is known of that."""
     has_gained: Array
     """Whether it is lower, if only by chance; also if nothing is known of that."""
-    is_lost: Array
+    is_undone: Array
     """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
 
     @classmethod
     def unknown(cls) -> Outlook:
         """Without losses."""
         yes = jnp.ones((), bool)
-        return cls(number(jnp.nan), number(jnp.nan), is_below=yes, has_gained=yes, is_lost=~yes)
+        return cls(number(jnp.nan), number(jnp.nan), is_below=yes, has_gained=yes, is_undone=~yes)
 
 
 class Scale(NamedTuple):
@@ -124,7 +123,7 @@ class Progress(NamedTuple):
         """Of a single step, by three neighbours each."""
         means, steps = blocks.behind(self.last, self.last_steps)
         bends = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:])
-        noises = bends / jnp.sqrt(1 / steps[:-2] + 4 / steps[1:-1] + 1 / steps[2:]) / 0.6745
+        noises = bends / jnp.sqrt(1 / steps[:-2] + 4 / steps[1:-1] + 1 / steps[2:]) / HALF
         return jnp.where(count_of(noises) > 0, sum(middle(noises)) / 2, jnp.nan)
 
     def _with_round(self, blocks: Blocks, noise: Array, end: Array, is_first: Array) -> Progress:
@@ -189,7 +188,7 @@ class Progress(NamedTuple):
 
     def _scale(self, noises: Array) -> Scale:
         known, steps = up_to(jnp.inf, noises), jnp.where(jnp.isnan(self.start), 0, self.start_steps)
-        few, doubt = jnp.sum(steps), 1 + 5 / jnp.sqrt(jnp.maximum(known, 1))
+        few, doubt = jnp.sum(steps), 1 + FEW / jnp.sqrt(jnp.maximum(known, 1))
         median = (at(noises, jnp.maximum(known - 1, 0) >> 1) + at(noises, known >> 1)) / 2
         first, zero = jnp.nansum(self.start * steps) / few, number(0.0)
         least = jnp.maximum(LATEST * self._until(self.count), FEWEST)
@@ -217,8 +216,8 @@ class Progress(NamedTuple):
             ],
         )
         fell = self.fell | fell
-        is_lost, has_gained = scale.is_known & (~has_not_risen | (fell & ~gained)), ~scale.is_known | gained
-        return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_lost)
+        is_undone, has_gained = scale.is_known & (~has_not_risen | (fell & ~gained)), ~scale.is_known | gained
+        return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_undone)
 
     def _any_fall(self, scale: Scale, ask: Callable[[Fall], list[Array]]) -> Array:
         """Which of the answers are true of any fall."""

@@ -9,19 +9,17 @@ import jax.numpy as jnp
 
 from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
-from hdet.events import Reason
+from hdet.jax import numbers as xp
 from hdet.jax.bases import parts_of
 from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
 from hdet.jax.round import Round
+from hdet.jax.rule import peak_factor
 from hdet.jax.state import AutoState, Memory
-from hdet.search.memory import doubt_of, within
-from hdet.search.progress import CLEAR, SURE
-from hdet.search.reporting import Found, Status
-from hdet.search.rule import Phase, State
-
-_QUIET = 3
-"""As in torch: a run of unknown length has settled after this many rounds in which the rate was not raised."""
+from hdet.rule.constants import DEFAULT as C
+from hdet.rule.constants import QUIET
+from hdet.rule.enums import Phase, Reason
+from hdet.rule.found import Found, Status, status_of, within
 
 
 def state_in(state: Any) -> AutoState:
@@ -45,35 +43,25 @@ def found(state: Any) -> Found:
     """
     own = state_in(state)
     memory = own.memory
-    notes, factor = memory.notes, float(memory.found.peak_factor)
+    notes, factor = memory.notes, float(peak_factor(memory.found))
     guesses = [float(guess) for guess in own.guesses] or [1.0]
     rates = tuple(guess * factor for guess in guesses) if notes.rounds > 0 else ()
     status, why = _status(memory, own.steps.made >= memory.plan.total)
     rate = rates[0] if rates else float("nan")
-    return Found(rate, status, int(notes.rolled_back), rates, why, within(_plain(memory)))
+    return Found(rate, status, int(notes.rolled_back), rates, why.text if why else "", within(memory.found))
 
 
-def _plain(memory: Memory) -> State:
-    """What :mod:`hdet.search.memory` needs of a state to say how sure it is."""
-    found = memory.found
-    return State(ceiling=float(found.ceiling), asked=float(found.asked), prior=float(found.prior))
-
-
-def _status(memory: Memory, is_last: Array) -> tuple[Status, str]:
-    notes, phase = memory.notes, int(memory.found.phase)
-    if phase == Phase.STOPPED:
-        why = [*Reason][int(notes.why) - 1]
-        return ("too short" if why is Reason.TOO_SHORT else "stopped"), why.text
-    is_quiet = bool(memory.plan.is_endless & notes.has_peaked & (notes.quiet >= _QUIET))
-    falling, rests = bool(notes.is_falling), bool(is_last) or is_quiet or bool(notes.is_bound)
-    if phase == Phase.FIRST or not (falling or rests):
-        return "searching", ""
-    if not memory.progress.has_fallen(SURE if falling else CLEAR):
-        return ("stopped", Reason.NOT_FALLEN.text) if falling else ("searching", "")
-    if notes.is_bound:
-        return "settled", Reason.AT_BOUND.text
-    doubt = doubt_of(_plain(memory))
-    return ("settled", "") if doubt is None else ("unsure", doubt.text)
+def _status(memory: Memory, is_last: Array) -> tuple[Status, Reason | None]:
+    notes, falling = memory.notes, bool(memory.notes.is_falling)
+    is_quiet = bool(memory.plan.is_endless & notes.has_peaked & (notes.quiet >= QUIET))
+    return status_of(
+        memory.found,
+        [None, *Reason][int(notes.why)],
+        is_falling=falling,
+        rests=bool(is_last) or is_quiet or bool(notes.is_bound),
+        is_bound=bool(notes.is_bound),
+        has_fallen=lambda sure: bool(memory.progress.has_fallen(sure)),
+    )
 
 
 def finish(state: Any, steps: int) -> Any:
@@ -107,11 +95,8 @@ def finish(state: Any, steps: int) -> Any:
             "from a checkpoint of an earlier step"
         )
     has_fallen = (t > plan.falls_from) & ~plan.is_endless
-    share = jnp.where((searched.phase == Phase.STOPPED) & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t)
-    left, plan = jnp.log(share), plan.finished(t, int(steps))
-    after = searched._replace(
-        peak=number(now - 1.0), level=searched.level + left, slowed_from=searched.slowed_from + left
-    )
+    share = jnp.where((searched.phase == Phase.STOPPED) & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t, C, xp)
+    plan, after = plan.finished(t, int(steps)), searched.peaking(number(now - 1.0), share, xp)
     end = jnp.maximum(Round.end_of(memory.round.begun, after.phase, plan), t + 1)
     new = own.remembering(plan=plan, found=after, round=memory.round._replace(end=end))
     return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from hdet.jax.numbers import Array, Sum, absent, choose, number, quotient
+from hdet.jax.numbers import Array, Sum, absent, number, quotient, where
 from hdet.jax.progress import ENDS, LONGEST
 from hdet.jax.schedule import Plan
-from hdet.rollback.judge import BLOCKS
-from hdet.search.constants import DEFAULT as C
-from hdet.search.rule import Phase
+from hdet.rule.constants import BLOCKS
+from hdet.rule.constants import DEFAULT as C
+from hdet.rule.enums import Phase
 
 _ENDS = np.resize(np.array(ENDS, np.int32), (len(ENDS) // 32 + 1, 32))
 """In rows, the first ones again at the end: over rows this short, XLA makes one kernel of a minimum, not three."""
@@ -88,10 +88,10 @@ class Steps(NamedTuple):
             losses = jnp.stack(rows)
         return Steps(self.made + 1, rate, self.rates.plus(rate), losses, self.withheld | ~is_sound)
 
-    def with_new_round(self, is_new_path: Array) -> Steps:
-        """The next step begins a round, and a path too if ``is_new_path``."""
+    def with_new_round(self, resets_path: Array) -> Steps:
+        """The next step begins a round, and a path too if ``resets_path``."""
         fresh = Steps.new()
-        return fresh._replace(made=self.made, rate=self.rate, rates=choose(is_new_path, fresh.rates, self.rates))
+        return fresh._replace(made=self.made, rate=self.rate, rates=where(resets_path, fresh.rates, self.rates))
 
     def judged(self, round: Round, has_losses: Array, is_searching: Array) -> tuple[Array, Array, Array]:
         """What :class:`Blocks` are made of: losses or, if none was ever given, logarithms of the gradients' sizes."""
@@ -101,4 +101,4 @@ class Steps(NamedTuple):
         losses = self.losses[0], steps.astype(sizes.dtype), self.losses[2] > 0
         mean = jnp.where((sizes > 0) & jnp.isfinite(sizes), jnp.log(sizes), jnp.nan)
         instead = mean, jnp.ones_like(sizes), is_searching & (sizes != -1) & (sizes != 0)
-        return choose(has_losses, losses, instead)
+        return where(has_losses, losses, instead)

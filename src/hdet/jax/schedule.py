@@ -14,14 +14,10 @@ from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
-from hdet.search.constants import DEFAULT
+from hdet.rule.constants import CLIMB, DEFAULT, DIV_FACTOR, FINAL_DIV_FACTOR, HOLD
 
-_FLOOR, _START = 1 / (25.0 * 1e4), 1 / 25.0
+_FLOOR, _START = 1 / (DIV_FACTOR * FINAL_DIV_FACTOR), 1 / DIV_FACTOR
 """Of the peak: where a trapezoid ends, and where it begins without a search."""
-_HOLD = 0.6
-"""The part of the run after which it falls."""
-_RISE = 0.1
-"""On a schedule of the user's the search climbs for this part of the run at least, as in torch."""
 _POINTS = 2**20
 """So many steps of a schedule are looked at for its peak, at most."""
 
@@ -43,8 +39,8 @@ class Plan(NamedTuple):
     def of(cls, total_steps: int | None, pct_start: float, peak: float | None) -> Plan:
         """Of a run; ``peak``: that of a schedule of the user's."""
         end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
-        climbs = end if peak is None else max(peak, _RISE * (total_steps or 0))
-        total, hold = jnp.asarray(total_steps or LONGEST, jnp.int32), _HOLD * (total_steps or 0) - 1
+        climbs = end if peak is None else max(peak, CLIMB * (total_steps or 0))
+        total, hold = jnp.asarray(total_steps or LONGEST, jnp.int32), HOLD * (total_steps or 0) - 1
         return cls(total, number(end), number(climbs), number(max(end, hold)), jnp.asarray(peak is not None))
 
     @property

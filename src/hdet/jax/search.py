@@ -16,20 +16,20 @@ import optax
 
 from hdet.checks import is_int, is_real, must_be
 from hdet.errors import ArgumentError
-from hdet.events import Reason
+from hdet.jax import numbers as xp
 from hdet.jax.bases import check_base, check_updates, rates_in, with_rates
 from hdet.jax.judge import Blocks, Judged, LossHistory, judge, noise_in
-from hdet.jax.measure import Distance, Measured, Path, Tree, as_exact, copied, dot, largest, less, moved_by
-from hdet.jax.numbers import Apart, Array, choose, count_of, number, quotient, typed_as, when
+from hdet.jax.measure import Distance, Measured, Path, Tree, as_exact, copied, difference, dot, largest, moved_by
+from hdet.jax.numbers import Apart, Array, count_of, number, quotient, typed_as, when, where
 from hdet.jax.progress import LONGEST, Outlook, Progress
 from hdet.jax.round import Round, Steps
-from hdet.jax.rule import Cases, Decision, Evidence, State, after_round, code_of
+from hdet.jax.rule import Cases, Decision, Evidence, Snapshots, after_round, code_of, peak_factor
 from hdet.jax.schedule import Plan, Shape
 from hdet.jax.state import AutoState, Memory, Notes
-from hdet.rollback.judge import Verdict
-from hdet.rollback.policy import Action
-from hdet.search.constants import DEFAULT as C
-from hdet.search.rule import Phase
+from hdet.rule.constants import DEFAULT as C
+from hdet.rule.constants import RISE
+from hdet.rule.enums import Action, Phase, Reason, Verdict
+from hdet.rule.state import State
 
 _ORIGIN, _AS_IT_IS = 2, 3
 """Where updates may lead beside snapshots 0 and 1: to the path's origin, or on as they do, with a new base state."""
@@ -43,11 +43,11 @@ def auto(
     total_steps: int | None = None,
     *,
     schedule: optax.Schedule | None = None,
-    pct_start: float = 0.3,
+    pct_start: float = RISE,
     rollback: bool = True,
     highest: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that finds its learning rate while it trains, by the rule of ``max_lr="auto"`` in torch.
+    """An optimizer that finds its learning rate while it trains, by the rule of ``hdet.auto`` in torch.
 
     Call ``update(grads, state, params, value=loss)`` once a step, last in an ``optax.chain``. Without ``value`` an
     explosion is only seen in the gradients, or if weights would become NaN.
@@ -122,7 +122,7 @@ class _Search(NamedTuple):
         returns, rate = round.returns >= 0, self._rate(state)
         made, inner = self._made(updates, state, params, rate, more if value is None else {**more, "value": value})
         made, is_sound = _only_finite(params, made, is_off=steps.withheld | returns)
-        inner = typed_as(choose(returns, state.inner, inner), state.inner)
+        inner = typed_as(where(returns, state.inner, inner), state.inner)
         looks, t = state.part("notes").looks(state.part("found").phase), steps.made
         samples = looks & (jax.lax.rem(t - round.begun, round.stride) == 0) & ~returns
         ends = (t < state.part("plan").total) & (t + 1 >= round.end) & ~returns
@@ -155,7 +155,7 @@ class _Search(NamedTuple):
         """In units of the guess."""
         found, shape, t = state.part("found"), self._shape(state), state.steps.made
         value = jnp.where(found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
-        return jnp.minimum(found.factor(t), self._most(state)) * value
+        return jnp.minimum(found.factor(t, C, xp), self._most(state)) * value
 
     def _shape(self, state: AutoState) -> Any:
         return self.shape or state.part("plan")
@@ -172,9 +172,10 @@ class _Search(NamedTuple):
         distance = Distance.of(state.origin, state.total, weights)
         measured = apart(lambda: _measured(state, distance))
         evidence, given = apart(lambda: self._evidence(state, measured))
-        evidence = evidence._replace(rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights)))
+        rounding = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights))
+        evidence = evidence._replace(measured=evidence.measured._replace(rounding=rounding))
         decision, history, progress = _decided(apart, state, evidence, apart(lambda: Blocks.of(*given)))
-        found, notes, keeps, target = apart(lambda: self._found(state, evidence, decision))
+        found, snapshots, notes, keeps, target = apart(lambda: self._found(state, evidence, decision))
         path, steps = apart(lambda: _begun(state, measured, evidence, decision, notes.looks(found.phase)))
         slots = tuple(
             when(keep, lambda _: (weights, state.inner), slot) for keep, slot in zip(keeps, state.slots, strict=False)
@@ -182,7 +183,7 @@ class _Search(NamedTuple):
         round = Round.beginning(steps.made, found.phase, state.part("plan"), returns=target)
         after = state._replace(slots=slots, steps=steps)
         return made, after.remembering(
-            found=found, history=history, progress=progress, round=round, path=path, notes=notes
+            found=found, snapshots=snapshots, history=history, progress=progress, round=round, path=path, notes=notes
         )
 
     def _evidence(self, state: AutoState, measured: Measured) -> tuple[Evidence, tuple[Array, Array, Array]]:
@@ -192,46 +193,45 @@ class _Search(NamedTuple):
         looks, is_first = notes.looks(phase) & (t < plan.total), phase == Phase.FIRST
         has_losses = notes.has_losses | jnp.any(steps.losses[2] > 0)
         given = steps.judged(round, has_losses, looks & ~is_first)
-        says = looks & ~measured.lost & (is_first | ~steps.withheld)
+        says = looks & ~measured.is_broken & (is_first | ~steps.withheld)
         before, now = jax.vmap(self._shape(state).held)(jnp.stack([t - 1, t]))
         evidence = Evidence(
             phase=phase,
             end=t,
             steps=t - round.begun,
             length=jnp.where(plan.is_endless, C.assumed_length * t, plan.total),
-            is_told=jnp.any(given[2]),
+            has_blocks=jnp.any(given[2]),
             peak=plan.peak,
             is_falling=(t > plan.peak) & (now < C.fall_start),
-            moved=jnp.where(steps.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
-            distance=measured.distance,
+            measured=measured._replace(
+                moved=jnp.where(steps.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
+                straightness=jnp.where(says, measured.straightness, 0.0),
+                balance=jnp.where(says, measured.balance, 0.0),
+                gradient=jnp.where(says, jnp.max(jnp.where(round.sizes == -1, 0.0, round.sizes)), 0.0),
+                rates=jnp.where(looks, steps.rates.total, 0.0),
+                path_steps=jnp.where(looks, t - state.part("path").begun, 0),
+            ),
             log_guess=jnp.log(jnp.where(before > 0, before, 1.0)),
-            estimated_level=jnp.log(jnp.where(says & (before > 0), measured.estimated_rate / before, 0.0)),
-            straightness=jnp.where(says, measured.straightness, 0.0),
-            balance=jnp.where(says, measured.balance, 0.0),
-            gradient=jnp.where(says, jnp.max(jnp.where(round.sizes == -1, 0.0, round.sizes)), 0.0),
-            rates=jnp.where(looks, steps.rates.total, 0.0),
-            stretch=jnp.where(looks, t - state.part("path").begun, 0),
+            estimated_log_factor=jnp.log(jnp.where(says & (before > 0), measured.estimated_rate / before, 0.0)),
             has_losses=has_losses,
             falls_steadily=has_losses & jnp.all(given[2]) & jnp.all(jnp.diff(given[0]) < 0),
             looks=looks,
-            rounding=0.0,
             highest=jnp.log(self._most(state)),
         )
         return evidence, given
 
     def _found(
         self, state: AutoState, evidence: Evidence, decision: Decision
-    ) -> tuple[State, Notes, tuple[Array, Array], Array]:
+    ) -> tuple[State, Snapshots, Notes, tuple[Array, Array], Array]:
         """What is remembered of a decision, which of the slots are for a new snapshot, and where updates lead."""
-        found, action = decision.state.bounded(evidence.highest), decision.action
-        if not self.rollback:
-            found = found._replace(kept=jnp.full_like(found.kept, -1))
+        found, action = decision.state.bounded(evidence.highest, xp), decision.action
+        snapshots = decision.snapshots if self.rollback else Snapshots.none()
         target = jnp.where(state.steps.withheld, _AS_IT_IS, -1)
         target = jnp.where(action == Action.RESTART, _ORIGIN, target)
         if self.rollback:
             target = jnp.where(action == Action.ROLL_BACK, decision.slot, target)
         first, second = ((action == Action.KEEP) & (decision.slot == slot) for slot in (0, 1))
-        return found, _noted(state, decision, evidence), (first, second), target
+        return found, snapshots, _noted(state, decision, evidence), (first, second), target
 
     def _led(self, params: Tree, made: Tree, state: AutoState, *, completes: Array) -> tuple[Tree, AutoState]:
         """Updates that lead elsewhere, and the base's state there.
@@ -242,8 +242,8 @@ class _Search(NamedTuple):
         places = [*state.slots, (state.origin, None), (moved_by(params, made), None)]
         ways = [lambda place=place: typed_as(self._place(place, params), kinds) for place in places]
         weights, inner = jax.lax.switch(target - (_ORIGIN - len(state.slots)), ways)
-        out = jax.tree.map(lambda x, u: x.astype(u.dtype), less(weights, params), made)
-        rest = less(weights, moved_by(params, out))
+        out = jax.tree.map(lambda x, u: x.astype(u.dtype), difference(weights, params), made)
+        rest = difference(weights, moved_by(params, out))
         is_done = completes | (dot(rest, rest) <= _RESIDUE**2 * dot(weights, weights))
         rest, phase, plan = jnp.where(is_done, -1, target), state.part("found").phase, state.part("plan")
         round = Round.beginning(state.steps.made, phase, plan, returns=rest)
@@ -276,12 +276,12 @@ def _begun(
     state: AutoState, measured: Measured, evidence: Evidence, decision: Decision, still_looks: Array
 ) -> tuple[Path, Steps]:
     """The path and the steps as the next round begins."""
-    steps, path, lost = state.steps, state.part("path"), measured.lost | state.steps.withheld
-    is_new_path = decision.is_new_path | (evidence.looks & lost & (evidence.phase != Phase.FIRST)) | ~still_looks
-    is_new_path = is_new_path | (steps.made >= state.part("plan").total)
-    begun = jnp.where(is_new_path, steps.made, path.begun)
+    steps, path, lost = state.steps, state.part("path"), measured.is_broken | state.steps.withheld
+    resets_path = decision.resets_path | (evidence.looks & lost & (evidence.phase != Phase.FIRST)) | ~still_looks
+    resets_path = resets_path | (steps.made >= state.part("plan").total)
+    begun = jnp.where(resets_path, steps.made, path.begun)
     typical = jnp.where(evidence.looks, measured.typical, path.typical)
-    return path._replace(begun=begun, typical=typical), steps.with_new_round(is_new_path)
+    return path._replace(begun=begun, typical=typical), steps.with_new_round(resets_path)
 
 
 def _decided(
@@ -289,27 +289,28 @@ def _decided(
 ) -> tuple[Decision, LossHistory, Progress]:
     """What follows from a round, and the losses so far as they are remembered after it."""
     has_losses, losses, steps = evidence.has_losses, state.part("progress").losses, state.part("progress").steps
+    snapshots: Snapshots = state.part("snapshots")
 
     def known() -> LossHistory:
         begins = has_losses & ~state.part("notes").has_losses  # gradients were judged until now
         own: LossHistory = state.part("history")
-        return choose(begins, LossHistory.new(), own)
+        return where(begins, LossHistory.new(), own)
 
     def verdict() -> Judged:
-        doubted = has_losses & evidence.asks & (evidence.estimated_level == -jnp.inf)
+        doubted = has_losses & evidence.measured.has_estimate & (evidence.estimated_log_factor == -jnp.inf)
         return judge(history, noise, blocks, evidence.is_falling, doubted)
 
     def fresh() -> Progress:
         own: Progress = state.part("progress")._replace(losses=(), steps=())
-        is_harder = (judged.verdict == Verdict.FALSE_ALARM) & jnp.isfinite(evidence.moved)
-        return choose(is_harder & (evidence.phase == Phase.SEARCHING), own.cleared(), own)
+        is_harder = (judged.verdict == Verdict.FALSE_ALARM) & jnp.isfinite(evidence.measured.moved)
+        return where(is_harder & (evidence.phase == Phase.SEARCHING), own.cleared(), own)
 
     def cases_of() -> tuple[State, Cases, Array, Array]:
         found: State = state.part("found")
-        cases = Cases.of(found, evidence, judged, outlook)
+        cases = Cases.of(found, snapshots, evidence, judged, outlook)
         adds = cases.is_judged & ~cases.is_excused & (judged.verdict == Verdict.FINE) & (blocks.count > 0)
         added, goes_back = jnp.where(adds, count_of(history.latest), 0), cases.is_excused | cases.is_back
-        return found.bounded(evidence.highest), cases, goes_back, added
+        return found.bounded(evidence.highest, xp), cases, goes_back, added
 
     history = apart(known)
     ordered = jnp.sort(history.second_differences)
@@ -321,10 +322,11 @@ def _decided(
         lambda both: both[0].after(apart, blocks, evidence.end, evidence.phase),
         (progress, Outlook.unknown()),
     )
+    evidence = evidence._replace(has_fallen=outlook.is_below, has_gained=outlook.has_gained)
     found, cases, goes_back, added = apart(cases_of)
-    decision = after_round(apart, found, evidence, cases, outlook.is_below)
-    progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), found.kept[decision.slot]), progress)
-    after = when(cases.is_judged, lambda one: choose(cases.is_excused, one, one.after(judged, blocks)), history)
+    decision, step = after_round(apart, found, snapshots, evidence, cases), snapshots.steps
+    progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), step[decision.slot]), progress)
+    after = when(cases.is_judged, lambda one: where(cases.is_excused, one, one.after(judged, blocks)), history)
     after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest).expecting(outlook.first), after)
     after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan).cleared(), after)
     after = when(cases.is_slowed, lambda one: one.cleared(), after)
@@ -332,15 +334,15 @@ def _decided(
 
 
 def _noted(state: AutoState, decision: Decision, evidence: Evidence) -> Notes:
-    before, after, highest = state.part("found"), decision.state, evidence.highest
+    before, after = state.part("found"), decision.state
     notes: Notes = state.part("notes")
-    is_raised = (after.peak_factor > before.peak_factor) | (after.phase != before.phase)
+    is_raised = (peak_factor(after) > peak_factor(before)) | (after.phase != before.phase)
     return notes._replace(
         rounds=notes.rounds + 1,
         has_losses=evidence.has_losses,
         is_falling=evidence.is_falling,
         has_peaked=notes.has_peaked | (evidence.end >= evidence.peak),
-        is_bound=(highest < jnp.inf) & (jnp.minimum(after.level, after.ceiling) >= highest - 1e-6),
+        is_bound=after.is_bound(evidence.highest, xp),
         quiet=jnp.where(is_raised, 0, notes.quiet + 1),
         rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),
         event=decision.event,

@@ -18,10 +18,11 @@ from hdet.jax.measure import Path, Tree
 from hdet.jax.numbers import Array
 from hdet.jax.progress import Progress
 from hdet.jax.round import Round, Steps
-from hdet.jax.rule import State
+from hdet.jax.rule import Snapshots, new_state
 from hdet.jax.schedule import Plan
-from hdet.rollback.judge import BLOCKS
-from hdet.search.rule import Phase
+from hdet.rule.constants import BLOCKS
+from hdet.rule.enums import Phase
+from hdet.rule.state import State
 
 
 class Notes(NamedTuple):
@@ -54,6 +55,7 @@ class Memory(NamedTuple):
     """What changes at the end of a round, or with a sample, except for trees of weights."""
 
     found: State
+    snapshots: Snapshots
     history: LossHistory
     progress: Progress
     plan: Plan
@@ -64,9 +66,9 @@ class Memory(NamedTuple):
     @classmethod
     def new(cls, phase: Phase, plan: Plan, why: int) -> Memory:
         """Before the first step."""
-        found = State.new(phase)
+        found = new_state(phase)
         round = Round.beginning(jnp.zeros((), jnp.int32), found.phase, plan)
-        return cls(found, LossHistory.new(), Progress.new(), plan, round, Path.new(), Notes.new(why))
+        return cls(found, Snapshots.none(), LossHistory.new(), Progress.new(), plan, round, Path.new(), Notes.new(why))
 
 
 class AutoState(NamedTuple):

@@ -27,9 +27,9 @@ SCHEMA = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _DECODER = json.JSONDecoder()
 _NEEDED = {"round": "round", "resume": "step"}
-"""What a record of a kind must have."""
+"""Which number a record of a kind must have."""
 _LARGEST = 2**53
-"""Of rounds and steps: more is damage."""
+"""The highest number of a round or a step: a higher one is damage."""
 _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
 """Seconds to wait until a run of another process has left the file, since one that is being stopped may take some."""
@@ -70,7 +70,7 @@ class Journal:
 
     @property
     def run(self) -> str | None:
-        """The id of the run that wrote the last line, which a resumed run continues; None: there is no line."""
+        """The id of the run that wrote the last line, which a resumed run continues; None if there is no line."""
         last = None
         if self.path.exists():
             with self.path.open("rb") as file:

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
 from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
-from hdet.events import event_of
 from hdet.journal.file import Journal
+from hdet.rule.enums import event_of
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class ScalarWriter(Protocol):
 
 @runtime_checkable
 class MetricsLogger(Protocol):
-    """The module ``mlflow``, or a logger of Lightning."""
+    """The module ``mlflow``, or a logger of a framework."""
 
     def log_metrics(self, metrics: dict[str, float], /, *, step: int) -> object:
         """Take a step's numbers."""
@@ -60,7 +60,7 @@ class Tracked:
     _knobs: Sequence[str] = field(default=(), init=False, repr=False, compare=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Log a round; of a header only the names of the knobs are kept."""
+        """Log a round. Of a header it keeps the names of the knobs."""
         if record["kind"] == "header":
             self._knobs = record.get("knobs", ())
         if record["kind"] != "round":
@@ -77,7 +77,7 @@ class Tracked:
 
 @dataclass
 class EventSink:
-    """A sink that tells what happened in a search: it calls ``tell(record, event)``, with the event as a sentence.
+    """A sink that calls ``tell(record, event)`` when something happens in a search, with the event as a sentence.
 
     An event that is repeated in consecutive rounds is told once: a first step may have to be made again.
     """
@@ -152,7 +152,7 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
 
 
 def _summed_up(what: str, replicas: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean, lowest and highest of the replicas; nothing if no value is finite."""
+    """Mean, lowest and highest value of the replicas; empty if no value is finite."""
     values = [row[what] for row in replicas if is_finite(row.get(what))]
     summaries: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
     return {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()} if values else {}

@@ -56,9 +56,9 @@ class JournalWriter:
         self.is_locked = False
         """Whether :meth:`lock` was called."""
         self._has_other_knobs = False
-        """Whether the header may have other knobs: they were added, or an earlier process has written it."""
+        """Whether the header may lack knobs, because they were added or an earlier process has written it."""
         self._added: dict[str, int] = {}
-        """Knobs that were added since the last round, and at which step."""
+        """The step at which each knob was added since the last round."""
         self._round_began = time.perf_counter()
 
     @property
@@ -96,7 +96,7 @@ class JournalWriter:
             raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
 
     def _refusal(self) -> JournalError | None:
-        """Lock the files; the error if another run has one."""
+        """Lock the files. Returns the error if another run has one."""
         for sink in self._files():
             try:
                 sink.lock()
@@ -191,7 +191,7 @@ def connect_ranks(
 
 
 class _Output:
-    """One sink, the id of the run there, whether it has a header, and how many rounds it has missed."""
+    """A sink with the id of the run in it, whether it has a header, and how many rounds it has missed."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import zip_longest
 from typing import NamedTuple
@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def in_text(values: Mapping[str, object]) -> dict[str, str]:
-    """Values as text that is equal on all ranks if the values are: without addresses in memory."""
+    """Values as texts, without addresses in memory, so that equal values have equal texts on all ranks."""
     return {name: _ADDRESS.sub("", repr(value)) for name, value in values.items()}
 
 
@@ -89,7 +89,7 @@ class Agreement(NamedTuple):
 
     @classmethod
     def alone(cls) -> Agreement:
-        """A single replica without a journal: nothing is read, nothing is synchronised."""
+        """The agreement of a single replica without a journal. Nothing is read, and nothing is synchronised."""
         return cls([math.nan], [math.nan], False, [True], True, True, None, [0.0])
 
     @property
@@ -106,17 +106,16 @@ class Agreement(NamedTuple):
         ]
 
 
-class Shown(NamedTuple):
-    """What a replica shows the others, beside its weights."""
+class RankReport(NamedTuple):
+    """What a rank reports to the others, beside its weights."""
 
     loss: float = math.nan
-    """Its mean loss of the round; NaN: none."""
-    given: bool = False
+    """Its mean loss of the round; NaN if there is none."""
+    has_loss: bool = False
     """Whether it has observed losses in the round."""
     signal: float | None = None
     """The number that is compared; None: its mean loss."""
-    journal: bool = False
-    """Whether it keeps a journal."""
+    keeps_journal: bool = False
 
 
 def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
@@ -129,12 +128,12 @@ def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
     return [trained, fingerprint(weights.still, device)]
 
 
-def call(
+def agree(
     group: ReplicaGroup,
     occasion: Occasion,
     step: int,
     weights: Weights,
-    shown: Shown,
+    own: RankReport,
     *,
     expect_equal: bool,
     values: Sequence[float] | None = None,
@@ -146,57 +145,52 @@ def call(
         group: the replicas.
         occasion: the call that brought them here.
         step: that of this replica; must be equal on all of them.
-        weights: this replica's.
-        shown: what else it shows.
+        weights, own: this replica's weights, and what this rank reports beside them.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
-        values: whether the weights are finite, and their two fingerprints, if that was read already; otherwise host and
-            device are synchronised.
+        values: whether the weights are finite, and their two fingerprints; None: they are read from the device.
         arguments: further texts that must be equal on all of them.
     """
-    given = shown.signal if occasion in _GIVEN else None
-    alike = {
-        "call": occasion.value,
-        "step": str(step),
-        "loss": ("given" if shown.given else "missing") if occasion is Occasion.ROUND_END else "not asked for",
-        _GIVEN.get(occasion, "metrics"): "none" if given is None else str(given).removesuffix(".0"),
-        **(arguments or {}),
+    alike = {**_alike(occasion, step, own), **(arguments or {})}
+    values = values or to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
+    row = {
+        "alike": fingerprint_of_words(f"{name}={text}" for name, text in alike.items()),
+        "outline": fingerprint_of_words(weights.outline),
+        "keeps_journal": float(own.keeps_journal),
+        "held": fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors})),
+        "loss": own.loss,
+        "signal": own.loss if own.signal is None else own.signal,
+        **dict(zip(("finite", "moving", "still"), map(float, values), strict=True)),
     }
-    held = fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors}))
-    if values is None:
-        values = to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
-    signal = shown.loss if shown.signal is None else shown.signal
-    texts = fingerprint_of_words(f"{name}={text}" for name, text in alike.items())
-    own = [texts, fingerprint_of_words(weights.outline), float(shown.journal), held]
-    rows = group.gather([*own, shown.loss, signal, *map(float, values)], weights.device)
-    if len({row[0] for row in rows}) > 1:
+    rows = group.gather(list(row.values()), weights.device)
+    of = {name: list(column) for name, column in zip(row, zip(*rows, strict=True), strict=True)}
+    if len(set(of["alike"])) > 1:
         check_equal(group.gather_objects(alike), _CURE)
-    _, shapes, has_journal, parts, loss, probe, sound, moving, still = map(list, zip(*rows, strict=True))
-    if len(set(shapes)) > 1:
+    if len(set(of["outline"])) > 1:
         for i, at_i in enumerate(zip_longest(*group.gather_objects(weights.outline), fillvalue="missing")):
             check_equal([{f"tensor {i} of the model": text} for text in at_i], _SAME_MODEL)
     return Agreement(
-        losses=_per_replica(loss, group.members, _mean),
-        signals=_per_replica(probe, group.members, _mean),
-        has_losses=shown.given and occasion is Occasion.ROUND_END,
-        finite=[flag > 0 for flag in _per_replica(sound, group.members, min)],
-        moving_equal=expect_equal and _all_equal(parts, moving),
-        still_equal=_all_equal(parts, still),
-        writer=next((rank for rank, flag in enumerate(has_journal) if flag), None),
-        held=parts,
+        losses=[sum(of["loss"][rank] for rank in ranks) / len(ranks) for ranks in group.members],
+        signals=[sum(of["signal"][rank] for rank in ranks) / len(ranks) for ranks in group.members],
+        has_losses=own.has_loss and occasion is Occasion.ROUND_END,
+        finite=[all(of["finite"][rank] > 0 for rank in ranks) for ranks in group.members],
+        moving_equal=expect_equal and _all_equal(of["held"], of["moving"]),
+        still_equal=_all_equal(of["held"], of["still"]),
+        writer=next((rank for rank, keeps in enumerate(of["keeps_journal"]) if keeps), None),
+        held=of["held"],
     )
 
 
-def _per_replica(
-    column: list[float], members: Sequence[Sequence[int]], fold: Callable[[list[float]], float]
-) -> list[float]:
-    """One number per replica from one per rank, so that all ranks of an arm conclude the same."""
-    return [fold([column[rank] for rank in ranks]) for ranks in members]
+def _alike(occasion: Occasion, step: int, own: RankReport) -> dict[str, str]:
+    """What must be equal on all ranks at any occasion, as texts."""
+    given = own.signal if occasion in _GIVEN else None
+    return {
+        "call": occasion.value,
+        "step": str(step),
+        "loss": ("given" if own.has_loss else "missing") if occasion is Occasion.ROUND_END else "not asked for",
+        _GIVEN.get(occasion, "metrics"): "none" if given is None else str(given).removesuffix(".0"),
+    }
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _all_equal(parts: list[float], fingerprints: list[float]) -> bool:
+def _all_equal(held: list[float], fingerprints: list[float]) -> bool:
     """Whether ranks that hold the same parts of the weights hold the same numbers."""
-    return len(set(zip(parts, fingerprints, strict=True))) == len(set(parts))
+    return len(set(zip(held, fingerprints, strict=True))) == len(set(held))

@@ -23,19 +23,7 @@ _UNDER_WAY = 4
 """Number of buckets that travel at the same time: meanwhile the next is packed and the last unpacked."""
 _HOST_BUCKET = 4 * 2**20
 """Largest bucket in host memory, in bytes. There the first touch of a new page costs more than summing it, so a few
-small buffers are used over and over. On a device few large buckets are better, since each is a launch."""
-
-
-class Distance(NamedTuple):
-    """How far this replica was from the mean: norms of all pieces, scalars on their devices."""
-
-    to_mean: list[Tensor]
-    of_mean: list[Tensor]
-
-    def lengths(self) -> tuple[float, float]:
-        """||theta - mean|| and ||mean||; 0 if nothing was averaged. Synchronises host and device."""
-        to_mean, of_mean = (math.hypot(*to_host(norms)) for norms in self)
-        return to_mean, of_mean
+small buckets are used over and over. On a device few large buckets are better, since each is a launch."""
 
 
 class _Bucket(NamedTuple):
@@ -55,6 +43,13 @@ class _Transfer(NamedTuple):
     pieces: list[Tensor]
 
 
+class _Norms(NamedTuple):
+    """How far this replica was from the mean, and the mean itself: norms of all pieces, scalars on their devices."""
+
+    to_mean: list[Tensor]
+    of_mean: list[Tensor]
+
+
 @torch.no_grad()
 def average_(
     tensors: Sequence[Tensor],
@@ -63,21 +58,24 @@ def average_(
     *,
     extra_bytes: int = EXTRA_BYTES,
     measure: bool = False,
-) -> Distance | None:
+) -> tuple[float, float]:
     """Replace every tensor by its mean over the live replicas, in place, also on those that are not live.
 
     A replica that is not live adds zeros, so its NaN reaches no other. Half precision is summed in fp32. A replica of
     several ranks (an arm) counts once. Of a sharded tensor, this rank's part is replaced.
 
     Phases, per bucket: pack (one read, one write), sum over replicas, divide into the tensors (one read, one write).
-    ``measure`` adds the distance of this replica from the mean: three more passes over the weights.
+    ``measure`` adds three more passes over the weights, and synchronises host and device.
 
     Args:
         tensors: floating tensors of equal shapes on all replicas; they may be strided and on several devices.
         group: the replicas.
         live: ``live[r]``: whether replica r counts. At least one must.
         extra_bytes: bound on additional memory.
-        measure: whether to return the distance from the mean.
+        measure: whether to measure this replica's distance from the mean.
+
+    Returns:
+        ||theta - mean|| and ||mean||; 0 if they were not measured.
     """
     replica, n = group.replica_index.replica, float(sum(live))
     share = 1.0 / len(group.members[replica])
@@ -85,19 +83,19 @@ def average_(
         n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
     under_way: deque[_Transfer] = deque()
     spare: list[Tensor] = []  # the buffer of the bucket that came last: never more than one
-    distance = Distance([], []) if measure else None
+    norms = _Norms([], [])
     for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
         if len(under_way) == _UNDER_WAY:
-            _receive(under_way.popleft(), n, distance, spare)
+            spare.append(_receive(under_way.popleft(), n, norms, measure))
         under_way.append(_send(bucket, _buffer(bucket, spare), group, share if live[replica] else 0.0))
-    while under_way:
-        _receive(under_way.popleft(), n, distance, spare)
-        spare.clear()
-    return distance
+    for transfer in under_way:
+        _receive(transfer, n, norms, measure)
+    to_mean, of_mean = (math.hypot(*to_host(own)) for own in norms)
+    return to_mean, of_mean
 
 
 def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
-    """Room for a bucket: the spare buffer if its size, dtype and device fit, else a new one in place of it."""
+    """A buffer for a bucket: the spare one if its size, dtype and device fit, otherwise a new one."""
     if spare:
         buffer = spare.pop()
         if (buffer.numel(), buffer.dtype, buffer.device) == (bucket.room, bucket.dtype, bucket.device):
@@ -120,19 +118,19 @@ def _send(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) ->
     return _Transfer(group.start_sum(flat), buffer, views, bucket.pieces)
 
 
-def _receive(transfer: _Transfer, n: float, distance: Distance | None, spare: list[Tensor]) -> None:
-    """Wait for a bucket, write the means to the tensors, and leave its buffer for the next."""
+def _receive(transfer: _Transfer, n: float, norms: _Norms, measure: bool) -> Tensor:
+    """Wait for a bucket and write the means to the tensors. Returns its buffer, for the next."""
     transfer.wait()
-    spare.append(transfer.buffer)
     for piece, view in zip(transfer.pieces, transfer.views, strict=True):
-        if distance is None:
+        if not measure:
             torch.div(view, n, out=piece)
             continue
         mean = view.div_(n)
-        distance.of_mean.append(torch.linalg.vector_norm(mean))
+        norms.of_mean.append(torch.linalg.vector_norm(mean))
         piece.sub_(mean)  # the piece is about to be overwritten: it can hold the difference meanwhile
-        distance.to_mean.append(torch.linalg.vector_norm(piece, dtype=mean.dtype))
+        norms.to_mean.append(torch.linalg.vector_norm(piece, dtype=mean.dtype))
         piece.copy_(mean)
+    return transfer.buffer
 
 
 def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:

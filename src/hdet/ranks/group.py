@@ -34,6 +34,10 @@ class ReplicaIndex(NamedTuple):
     replica: int
     size: int
 
+    def own(self, rows: Sequence[Sequence[Value]]) -> list[Value]:
+        """This replica's row, of those saved for each; all of them, joined, if the number of replicas has changed."""
+        return list(rows[self.replica]) if len(rows) == self.size else [value for row in rows for value in row]
+
 
 class ReplicaGroup:
     """The collectives of replicas; this class itself is one replica alone.

@@ -1,15 +1,16 @@
-"""The replicas of a run as one of them sees them: when they first communicate, and that they agree."""
+"""The ranks of a run, seen from one of them: they connect at the first step, and agree at each further occasion."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 
 from hdet.errors import ArgumentError
-from hdet.ranks.agreement import Agreement, Occasion, Shown, call, in_text
+from hdet.ranks.agreement import Agreement, Occasion, RankReport, agree, in_text
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, ReplicaGroup, ReplicaIndex, Solo, connect, find_replica_index
 from hdet.ranks.presence import presence
@@ -19,20 +20,20 @@ _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() el
 """Whether torch.distributed is initialised. The function is looked up once, because every step calls it."""
 
 
+@dataclass(eq=False)
 class RankGroup:
-    """The replicas of a run, seen from one of them. All must make the same calls, in the same order.
+    """The ranks of a run, seen from one of them. All must make the same calls, in the same order.
 
     Args:
-        group: the user's process group or arms; None: the default group, once there is one.
+        user_group: the user's process group or arms; None: the default group, once there is one.
         alike: arguments that must be equal on all ranks, as texts.
     """
 
-    def __init__(self, group: Group, alike: Mapping[str, str]) -> None:
-        self._user_group = group
-        self.alike = alike
-        self._group: ReplicaGroup | None = None
-        self.in_consensus = False
-        """Whether this replica holds the replicas' mean."""
+    user_group: Group
+    alike: Mapping[str, str]
+    in_consensus: bool = field(default=False, init=False)
+    """Whether this replica holds the replicas' mean."""
+    _group: ReplicaGroup | None = field(default=None, init=False)
 
     @property
     def group(self) -> ReplicaGroup:
@@ -44,7 +45,7 @@ class RankGroup:
         """This replica's place, known at any time. Not a collective."""
         if self._group is not None:
             return self._group.replica_index
-        return find_replica_index(self._user_group) if _initialised() else Solo.replica_index
+        return find_replica_index(self.user_group) if _initialised() else Solo.replica_index
 
     @property
     def is_due(self) -> bool:
@@ -74,9 +75,9 @@ class RankGroup:
         that must be equal on all ranks.
         """
         presence().arrive(f"the first step, {t}")
-        group, shown = connect(self._user_group), Shown(journal=keeps_journal)
+        group, own = connect(self.user_group), RankReport(keeps_journal=keeps_journal)
         given = {**self.alike, **in_text(arguments), **self.alike}  # these count, and come first in messages
-        return group, call(group, Occasion.FIRST_STEP, t, weights, shown, expect_equal=False, arguments=given)
+        return group, agree(group, Occasion.FIRST_STEP, t, weights, own, expect_equal=False, arguments=given)
 
     def begin(self, group: ReplicaGroup) -> None:
         """Use a group from here on: its replicas agree."""
@@ -87,7 +88,7 @@ class RankGroup:
         occasion: Occasion,
         t: int,
         weights: Weights,
-        shown: Shown,
+        own: RankReport,
         *,
         expect_equal: bool,
         values: Sequence[float] | None = None,
@@ -97,7 +98,7 @@ class RankGroup:
             presence().arrive(f"{occasion.value}, step {t}")
         else:
             weights = NO_WEIGHTS  # there is none to compare with: do not read them
-        return call(self.group, occasion, t, weights, shown, expect_equal=expect_equal, values=values)
+        return agree(self.group, occasion, t, weights, own, expect_equal=expect_equal, values=values)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -112,5 +113,5 @@ class RankGroup:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a process group cannot be copied, so the copy looks for the default group."""
-        group = self._user_group if isinstance(self._user_group, Arms) else None
-        return {**vars(self), "_user_group": group, "_group": None}
+        group = self.user_group if isinstance(self.user_group, Arms) else None
+        return {**vars(self), "user_group": group, "_group": None}

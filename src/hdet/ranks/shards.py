@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
+from hdet.frameworks import partitioner
 
 PLAIN = (Tensor, nn.Parameter)
 """Types of tensors of which this rank holds everything."""
@@ -63,7 +64,7 @@ def rewrapped(held: Tensor, like: Tensor) -> Tensor:
 
 
 def place(tensor: Tensor) -> str:
-    """Which part this rank holds, as text: equal on all ranks that hold the same part; empty if it holds everything."""
+    """The part that this rank holds, as a text: equal on all ranks with the same part, empty if it is everything."""
     if not is_distributed(tensor):
         return getattr(tensor, _MARK, "")
     mesh = tensor.device_mesh
@@ -185,21 +186,23 @@ def stepping_now(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Ten
     return [p if id(p) in optimizer.stepping else None for p in parameters]
 
 
-def refuse_partitions(optimizer: Optimizer, why: str) -> None:
-    """Raise if the optimizer holds partitions; ``why`` says what would go wrong, and what to do.
+def refuse_partitions(optimizer: Optimizer, purpose: str, why: str) -> None:
+    """Raise if a framework has put partitions or copies in place of the model's parameters: none is an nn.Parameter.
 
-    If a scheduler is given to DeepSpeed as a function, it is called with the user's own optimizer after its parameters
-    were replaced: by partitions in ZeRO 1 and 2, by nothing between steps in ZeRO 3, by fp32 copies of a model in half
-    precision. None of these is a module's parameter.
+    Args:
+        optimizer: the user's.
+        purpose: "search", "replicas" or "guard", for the cure.
+        why: what would go wrong.
     """
-    if "deepspeed" not in sys.modules or isinstance(optimizer, Partitioned):
+    framework = partitioner()
+    if framework is None or isinstance(optimizer, Partitioned):
         return
     found = [p for group in optimizer.param_groups for p in group["params"]]
     if found and all(isinstance(p, nn.Parameter) for p in found):
         return
     raise ShardedParametersError(
-        f"the optimizer holds {len(found)} tensors in place of the model's parameters, as with DeepSpeed's ZeRO stages"
-        f" 1, 2 and 3 and its half precision: {why}"
+        f"the optimizer holds {len(found)} tensors in place of the model's parameters, {framework.cases}: {why}; "
+        f"{framework.cures[purpose]}"
     )
 
 
@@ -212,7 +215,7 @@ def reshard(model: nn.Module | None) -> None:
 
 
 def reshard_all() -> None:
-    """The same for every module of this process, if the model is not known: torch has a private list of them."""
+    """Free them in every module of this process, which torch has in a private list: for callers without the model."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not fsdp.FSDPModule.__subclasses__():  # fully_shard makes one for each class that it wraps
         return

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, get_type_hints
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -58,6 +59,7 @@ class Torchft:
         self.timeout = timeout
         self.ranks: int = manager._group_world_size
         """How many processes are one replica."""
+        self._joins: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Torchft({self.name!r})"
@@ -71,13 +73,16 @@ class Torchft:
         Args:
             scheduler: the ``hdet.OneCycleLR`` or ``hdet.Ensemble`` that was made with this ``group=``.
         """
-        run = getattr(scheduler, "_run", None)
-        if getattr(run, "torchft", None) is not self:
+        if scheduler not in self._joins:
             raise ArgumentError(
                 f"join() takes the scheduler that was made with this group=, but got {shown(scheduler)}; for instance "
                 "hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=1000, group=group)"
             )
-        scheduler._join()
+        self._joins[scheduler](scheduler)
+
+    def enrol(self, scheduler: Any, join: Callable[[Any], None]) -> None:
+        """A scheduler was made with this group: :meth:`join` will call ``join`` with it. It is held weakly."""
+        self._joins[scheduler] = join
 
     def quorum(self, deadline: float) -> tuple[int, int]:
         """This replica's number among those who are there, and how many they are. Loads a peer's state if it is behind.

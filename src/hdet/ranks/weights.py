@@ -1,13 +1,12 @@
-"""Which tensors are averaged, and what a replica can say about them without sending them.
+"""Which tensors are averaged, and numbers about them: fingerprints, norms, and whether they are finite.
 
-That is fingerprints, whether they are finite, and norms. They are computed on the device, which may not have float64,
-and read on the host in few transfers.
+A replica sends the numbers instead of the tensors. They are computed on the device, which may not have float64, and
+read on the host in few transfers.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from hashlib import sha256
@@ -19,7 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
+from hdet.frameworks import partitioner
 from hdet.ranks.shards import PLAIN, is_distributed, local, refuse_flat, reshard
+
+_LAST = "build the scheduler after them, with the optimizer that is stepped"
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
@@ -174,18 +176,18 @@ class ReplicaTensors:
     def _refuse_replaced(self, optimizer: Optimizer) -> None:
         """Raise if the optimizer's parameters were replaced since :meth:`remember`.
 
-        DeepSpeed's ZeRO puts each rank's own flat partition in their place, with equal shapes and different content.
-        Accelerate puts FSDP2's DTensors there, which say what they are.
+        Partitions that a framework puts in their place have equal shapes and different content on each rank. FSDP2's
+        DTensors say what they are.
         """
         found = [p for group in optimizer.param_groups for p in group["params"]]
         replaced = set(self._known) - set(map(id, found))
         if replaced and not (found and all(map(is_distributed, found))):  # ZeRO 3 leaves nothing there between steps
+            framework = partitioner()
+            cases, cure = (f", {framework.cases}", framework.cures["replaced"]) if framework else ("", _LAST)
             raise ShardedParametersError(
                 f"{len(replaced)} of the optimizer's {len(self._known)} parameters were replaced after the scheduler "
-                "was built, as DeepSpeed's ZeRO stages 1, 2 and 3 do: each rank has partitions of its own there, which "
-                "must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the rate found on the "
-                "partitions: leave lr_scheduler out of deepspeed.initialize, and call "
-                "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
+                f"was built{cases}: partitions, of which each rank has its own, must not be averaged or taken for "
+                f"whole weights; {cure}"
             )
 
     def set_aside(self) -> None:
@@ -241,17 +243,6 @@ def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor
 
 def _is_averaged(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def warn_without_ensemble(optimizer: Optimizer) -> None:
-    """Warn that torch's ZeroRedundancyOptimizer keeps replicas equal: one rank updates each parameter for all."""
-    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-        warnings.warn(
-            "with ZeroRedundancyOptimizer one rank updates each parameter for all, so replicas stay equal and there is "
-            "no ensemble: each parameter trains at its owner's rate; use spread=0 or a plain optimizer",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 @torch.no_grad()

@@ -1,79 +1,35 @@
-"""A run as data: what a report needs of a journal, and of the folder that it is in, checked and typed.
+"""A run as data: what a report needs of a journal, checked and typed.
 
-A folder is as the commands of ``python -m lab`` leave it: ``run.json`` and ``curve.csv`` beside the journal. Numbers
-that are missing, NaN or infinite are None here, so that later code need not check.
+Numbers that are missing, NaN or infinite are None here, so that later code need not check.
 """
 
 from __future__ import annotations
 
-import csv
-import itertools
-import json
 import os
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, HdetError, JournalError
-from hdet.events import Event as SearchEvent
-from hdet.events import event_of, reason_of
-from hdet.journal.reading import JournalStream, in_order, stream_journal
+from hdet.journal.reading import in_order, stream_journal
 from hdet.report.numbers import finite
-from hdet.report.thinning import Thinner
+from hdet.report.thinning import thinned
+from hdet.rule.enums import Event as SearchEvent
+from hdet.rule.enums import event_of, reason_of
 
 Numbers = tuple[float | None, ...]
 """One per knob, in the order of :attr:`RunData.knobs`."""
-Word = Literal["up", "down", "no signal"]
-_MAYBE = ("validation_loss", "rate")
-"""Columns that a curve need not have."""
 _DECAYS = ("exponential", "printed")
-"""Of bases that have a decay of their own."""
-_CAUTION = 2.0
-"""Number of standard errors by which a slope must differ from 0."""
+"""What ``decay`` is in the arguments of a run whose base has a decay of its own."""
 _FULL = 0.9
-"""The part of a round's length from which on it is a full one: the last but one ends a step before the run does."""
-_HAPPENS = ("event", "why", "excluded", "absent", "joined", "not_finite")
-"""What a record has something under if anything happened in its round; most have nothing."""
+"""The share of a round's length from which on it is a full one: the last but one ends a step before the run does."""
 _EVENTS = 500
 """Events that are listed from the beginning of a run, and as many from its end."""
-
-
-class Curve(NamedTuple):
-    """``curve.csv``: losses and the learning rate over steps."""
-
-    steps: tuple[float, ...] = ()
-    train: tuple[float | None, ...] = ()
-    validation: tuple[float | None, ...] = ()
-    rates: tuple[float | None, ...] = ()
-    """The rate of each step; the mean over parameter groups."""
-
-
-def _read_about(path: Path) -> dict[str, Any]:
-    """``run.json``: how a run was set up and how it ended; empty if there is none."""
-    if not path.exists():
-        return {}
-    about = json.loads(path.read_text(encoding="utf-8"))
-    return {**about, "final": {key: finite(value) for key, value in (about.get("final") or {}).items()}}
-
-
-def _read_curve(path: Path) -> Curve:
-    """Read ``curve.csv``; empty if there is none. A last line that was cut off is left out."""
-    if not path.exists():
-        return Curve()
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    found = [(float(row["step"]), *map(_cell, (row["train_loss"], *map(row.get, _MAYBE)))) for row in rows]
-    return Curve(*zip(*found, strict=True)) if found else Curve()
-
-
-def _cell(text: str | None) -> float | None:
-    return finite(float(text)) if text else None
 
 
 class Slope(NamedTuple):
@@ -81,17 +37,6 @@ class Slope(NamedTuple):
 
     value: float
     error: float | None
-
-    @property
-    def word(self) -> Word:
-        """In which direction the knob should move. An error of 0 is that of a single round, and says nothing.
-
-        >>> Slope(0.5, 0.1).word, Slope(-0.5, 0.3).word, Slope(-0.5, None).word
-        ('up', 'no signal', 'down')
-        """
-        if self.error == 0.0 or abs(self.value) <= _CAUTION * (self.error or 0.0):
-            return "no signal"
-        return "up" if self.value > 0 else "down"
 
 
 class Replica(NamedTuple):
@@ -125,15 +70,13 @@ class Round(NamedTuple):
     """``base`` if nothing had been learned."""
     slopes: tuple[Slope | None, ...]
     estimated_rate: float | None
-    """Of a search: the estimated rate of the first knob; None if there is none."""
-    events: tuple[Event, ...]
-    """What happened, which replicas were left out, and which ranks had a loss that is NaN or infinite."""
+    """The estimated rate of the first knob, if a search has one."""
     rolled_back_to: int | None
-    """Of a search: the step to which training was rolled back at the end of the round."""
+    """The step to which a search has rolled training back at the end of the round."""
     found: Numbers
-    """Of a search: the peak rates found so far."""
+    """The peak rates that a search has found so far."""
     status: str | None
-    """Of a search: its status, for people."""
+    """The status of a search, for people."""
 
     @property
     def loss(self) -> float | None:
@@ -142,10 +85,11 @@ class Round(NamedTuple):
 
 
 class RunData(NamedTuple):
-    """One run. Without a journal (a plain scheduler's run, for comparison) there are no rounds."""
+    """One run, as its journal tells it."""
 
     name: str
     path: Path
+    """The journal."""
     knobs: tuple[str, ...] = ()
     starts: Numbers = ()
     """Per knob, what is learned before the first round: a factor on the schedule, or a value."""
@@ -167,11 +111,6 @@ class RunData(NamedTuple):
     arguments: Mapping[str, Any] = MappingProxyType({})
     made: str = ""
     """By which version of hdet, and when."""
-    final: Mapping[str, float | None] = MappingProxyType({})
-    """The loss, under "loss", and metrics, at the end."""
-    crashed: bool = False
-    seconds: float | None = None
-    curve: Curve = Curve()
 
     @property
     def searched(self) -> bool:
@@ -209,83 +148,51 @@ def mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
+def journal_in(path: Path) -> Path:
+    """The journal at a path: a file, or ``journal.jsonl`` in a folder."""
+    if not path.exists():
+        raise ArgumentError(f"a run must be a journal or the folder of one, but {path} does not exist; check the path")
+    return path / "journal.jsonl" if path.is_dir() else path
+
+
 def load_run(path: str | os.PathLike[str]) -> RunData:
-    """Read a journal file, or a run's folder: ``journal.jsonl``, and ``run.json`` and ``curve.csv`` if there are any.
+    """Read a journal: a file, or ``journal.jsonl`` in a folder, whose name the run then has.
 
     Raises:
         ArgumentError: there is nothing at ``path``.
         JournalError: what is there was not written by hdet.
     """
-    path = Path(path)
+    journal = journal_in(Path(path))
     try:
-        return _loaded(path)
+        return _run(journal)
     except HdetError:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         text = f"{path} has content that hdet does not write ({error!r}); give another run, or remove what is damaged"
         raise JournalError(text) from error
 
 
-def _loaded(path: Path) -> RunData:
-    journal = journal_in(path)
-    if not path.is_dir():
-        name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
-        return _run(name, path, stream_journal(path), {}, Curve())
-    about = _read_about(path / "run.json")
-    has_begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
-    if not has_begun and not about:
-        raise JournalError(f"{path} has neither journal.jsonl nor run.json, so it is not a run's folder; name another")
-    data = stream_journal(journal) if has_begun else JournalStream({}, iter(()), [], 0)
-    name = _text(about, "name") or path.resolve().name
-    return _run(name, path, data, about, _read_curve(path / "curve.csv"))
-
-
 def told_apart(runs: Sequence[RunData]) -> list[RunData]:
-    """Runs whose names differ: those with the same name get as much of their path as tells them apart.
+    """Runs whose names differ: those with the same name are named by as much of their path as differs.
 
-    ``a/run.jsonl`` and ``b/run.jsonl`` are "a/run" and "b/run". If a path is given twice, its second run is "run (2)".
+    ``a/run.jsonl`` and ``b/run.jsonl`` keep these names. If a path is given twice, its second run is "run (2)".
     """
-    named = list(runs)
-    for name in {run.name for run in runs}:
-        same = [i for i, run in enumerate(runs) if run.name == name]
-        if len({os.path.abspath(runs[i].path) for i in same}) > 1:
-            folders = [_folders(runs[i]) for i in same]
-            depths = range(1, max(map(len, folders)) + 1)
-            several = len({tuple(parts) for parts in folders})
-            depth = next((d for d in depths if len({tuple(parts[-d:]) for parts in folders}) == several), 0)
-            for i, parts in zip(same, folders, strict=True):
-                named[i] = runs[i]._replace(name="/".join([*(parts[-depth:] if depth else ()), name]))
-    taken: set[str] = set()
-    for i, run in enumerate(named):
-        tries = (run.name if k == 1 else f"{run.name} ({k})" for k in itertools.count(1))
-        named[i] = run._replace(name=next(name for name in tries if name not in taken))
-        taken.add(named[i].name)
+    named: list[RunData] = []
+    for run in runs:
+        path, paths = os.path.abspath(run.path), {os.path.abspath(one.path) for one in runs if one.name == run.name}
+        name = run.name if len(paths) == 1 else os.path.relpath(path, os.path.commonpath(paths))
+        times = sum(os.path.abspath(one.path) == path for one in named)
+        named.append(run._replace(name=f"{name} ({times + 1})" if times else name))
     return named
 
 
-def _folders(run: RunData) -> list[str]:
-    """The folders above what a run is named after, from the root on."""
-    parts = [part.strip(os.sep) for part in Path(os.path.abspath(run.path)).parts]
-    if not run.path.is_dir():
-        parts.pop()
-    return parts[:-1] if parts and parts[-1] == run.name else parts
-
-
-def journal_in(path: Path) -> Path:
-    """The journal's file: at a path, or in a run's folder, which need not have one."""
-    if not path.exists():
-        raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
-    return path / "journal.jsonl" if path.is_dir() else path
-
-
-def _run(name: str, path: Path, data: JournalStream, about: Mapping[str, Any], curve: Curve) -> RunData:
-    header, arguments = data.header, {name: about[name] for name in ("task", "seed") if name in about}
-    arguments |= header.get("arguments") or about.get("arguments") or {}
-    resumes, thinner = [int(record["step"]) for record in data.resumes], Thinner(data.most)
-    tally, last = _Tally(finite(arguments.get("sync_every")), resumes), {}
-    for last in data.rounds:
-        tally.add(last)
-        thinner.add(last)
+def _run(path: Path) -> RunData:
+    data = stream_journal(path)
+    header, resumes = data.header, [int(record["step"]) for record in data.resumes]
+    arguments = dict(header.get("arguments") or {})
+    tally = _Tally(finite(arguments.get("sync_every")), resumes)
+    records = list(thinned(tally.counted(data.rounds), data.length))
+    last = records[-1] if records else {}
     knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
     if "total_steps" in last:  # the length of the run may have been changed
         arguments["total_steps"] = last["total_steps"]
@@ -297,29 +204,25 @@ def _run(name: str, path: Path, data: JournalStream, about: Mapping[str, Any], c
         return _round(in_order(record, knobs), starts, decays)
 
     return RunData(
-        name=name,
+        name=path.resolve().parent.name if path.name == "journal.jsonl" else path.stem,
         path=path,
         knobs=knobs,
         starts=starts,
         replicas=header.get("replicas") or 0,
-        rounds=tuple(map(drawn, thinner.kept())),
+        rounds=tuple(map(drawn, records)),
         steps=tally.steps,
         last_full=None if tally.last_full is None else drawn(tally.last_full),
         phases=tally.phases,
-        events=tally.events,
+        events=_shortened(tally.events),
         alarms=tuple(Event(step, text) for text, step in tally.alarms.items()),
         resumes=tuple(resumes),
         arguments=arguments,
-        made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
-        final=about.get("final", {}),
-        crashed=bool(about.get("crashed")),
-        seconds=finite(about.get("seconds")),
-        curve=curve,
+        made=f"hdet {header.get('hdet')}, {header.get('time')}",
     )
 
 
 class _Tally:
-    """What is counted of all rounds of a journal, one after the other.
+    """What is counted of all rounds of a journal.
 
     Args:
         length: steps of a full round; None: as many as the longest round so far.
@@ -332,18 +235,25 @@ class _Tally:
         self.last_full: Mapping[str, Any] | None = None
         self.phases: dict[str, float] = {}
         self.alarms: dict[str, int] = {}
-        self._told: tuple[str, ...] = ()
+        self.events: list[Event] = []
+        self._happened: list[str] = []
         """What happened in the last round."""
-        self._first_events: list[Event] = []
-        self._last_events: deque[Event] = deque(maxlen=_EVENTS)
-        self._happened = 0
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """The next round."""
-        step = int(record["step"])
+    def counted(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The same records, each counted when it is taken."""
+        for record in records:
+            self._count(record, int(record["step"]))
+            yield record
+
+    def _count(self, record: Mapping[str, Any], step: int) -> None:
         for phase, seconds in (record.get("seconds") or {}).items():
             self.phases[phase] = self.phases.get(phase, 0.0) + (finite(seconds) or 0.0)
-        self._note_events(record, step)
+        events = list(_events(record, step))
+        if (happened := [event.text for event in events]) != self._happened:
+            self.events += events
+        self._happened = happened
+        if record.get("event") == SearchEvent.STOPPED:
+            self.alarms.setdefault(reason_of(record).rstrip(". "), step)
         begun = self.steps[-1] if self.steps else 0
         resumed = bisect_left(self._resumes, step)
         length = step - max(begun, self._resumes[resumed - 1] if resumed else 0)
@@ -354,25 +264,14 @@ class _Tally:
         self._longest = max(self._longest, length)
         self.steps.append(step)
 
-    def _note_events(self, record: Mapping[str, Any], step: int) -> None:
-        happened = tuple(_events(record, step)) if any(map(record.get, _HAPPENS)) else ()
-        told = tuple(event.text for event in happened)
-        if told != self._told:
-            self._happened += len(happened)
-            room = _EVENTS - len(self._first_events)
-            self._first_events += happened[:room]
-            self._last_events += happened[room:]
-        self._told = told
-        if record.get("event") == SearchEvent.STOPPED:
-            self.alarms.setdefault(reason_of(record).rstrip(". "), step)
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """All that happened, or so much of it that a person may read it."""
-        listed = (*self._first_events, *self._last_events)
-        omitted = self._happened - len(listed)
-        between = (Event(self._last_events[0].step, f"{omitted} earlier events are not listed"),) if omitted else ()
-        return (*self._first_events, *between, *self._last_events)
+def _shortened(events: Sequence[Event]) -> tuple[Event, ...]:
+    """So many events that a person may read them."""
+    omitted = len(events) - 2 * _EVENTS
+    if omitted <= 0:
+        return tuple(events)
+    between = Event(events[-_EVENTS].step, f"{omitted} earlier events are not listed")
+    return (*events[:_EVENTS], between, *events[-_EVENTS:])
 
 
 def _text(record: Mapping[str, Any], name: str) -> str | None:
@@ -419,7 +318,6 @@ def _round(record: Mapping[str, Any], starts: Numbers, decays: bool) -> Round:
         plain=plain,
         slopes=tuple(None if d is None else Slope(d, None if e is None else e * unit) for d, e in pairs),
         estimated_rate=finite(record.get("estimated_rate")) or None,
-        events=tuple(_events(record, step)),
         rolled_back_to=record.get("rolled_back_to"),
         found=per_knob(record, "found_rates"),
         status=f"{status} ({why})" if status and why else status,
@@ -427,7 +325,7 @@ def _round(record: Mapping[str, Any], starts: Numbers, decays: bool) -> Round:
 
 
 def _events(record: Mapping[str, Any], step: int) -> Iterator[Event]:
-    """What happened in a round; in most of them nothing did."""
+    """What happened in a round, which replicas were left out, and which ranks had a loss that is NaN or infinite."""
     _text(record, "why")
     if _text(record, "event") and (happened := event_of(record)):
         is_setback = record["event"] == SearchEvent.STOPPED or record.get("rolled_back_to") is not None

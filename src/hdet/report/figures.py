@@ -6,7 +6,6 @@ The colours of lines are visible on light and on dark backgrounds; the page's st
 from __future__ import annotations
 
 import html
-from operator import itemgetter
 from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -16,19 +15,14 @@ from hdet.report.series import Figure, Style, Trace
 
 _COLOURS = ("#3d7fd9", "#d9822b", "#2f9e7c", "#8f6fd6", "#d45a8e", "#2a9db8", "#a88930", "#7f8b99")
 _DASHES = ("solid", "10px,8px", "3px,9px", "14px,6px,3px,6px")
-_UP, _DOWN, _QUIET = "#159a70", "#d2622a", "#8d97a3"
-_WORDS = {"up": ("triangle-up", _UP, 9), "down": ("triangle-down", _DOWN, 9), "no signal": ("circle", _QUIET, 5)}
-"""Symbol, colour and size of the marker for what a round has said."""
+_SETBACK, _QUIET = "#d2622a", "#8d97a3"
 _STYLES: dict[Style, dict[str, Any]] = {
     "line": {"mode": "lines", "line_width": 2},
     "curve": {"mode": "lines", "line_width": 2.5},
-    "bold": {"mode": "lines", "line_width": 4},
-    "fine": {"mode": "lines", "line_width": 1.25},
     "dashed": {"mode": "lines", "line_width": 1.5, "line_dash": "dash"},
     "thin": {"mode": "lines", "line_width": 1, "opacity": 0.6},
     "band": {"mode": "lines", "line_width": 0, "fill": "toself", "opacity": 0.2, "hoverinfo": "skip"},
     "dots": {"mode": "markers", "marker_size": 6, "opacity": 0.6},
-    "verdicts": {"mode": "markers"},
 }
 _CLEAR = "rgba(0,0,0,0)"
 _AXIS = {"gridcolor": "#e0e4e9", "zerolinecolor": "#bcc4cd", "automargin": "height"}
@@ -64,11 +58,9 @@ def painted(figure: Figure) -> go.Figure:
         drawn.add_trace(bars.update(hovertemplate="%{y}: %{text}<extra></extra>", textangle=0, marker_opacity=0.6))
         drawn.update_layout(height=80 + 34 * len(texts), xaxis_title="seconds")
         return drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", automargin=True)
-    painted_traces = [_painted(trace).update(legendrank=1000 + i) for i, trace in enumerate(figure.traces)]
-    in_front = [trace.style == "bold" for trace in figure.traces]  # what is drawn last is
-    drawn.add_traces([one for _, one in sorted(zip(in_front, painted_traces, strict=True), key=itemgetter(0))])
+    drawn.add_traces([_painted(trace) for trace in figure.traces])
     for one in figure.events[:100]:
-        line = {"color": _DOWN, "dash": "dash"} if one.is_setback else {"color": _QUIET, "dash": "dot"}
+        line = {"color": _SETBACK, "dash": "dash"} if one.is_setback else {"color": _QUIET, "dash": "dot"}
         place = {"x0": one.step, "x1": one.step, "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
         drawn.add_shape(type="line", line={"width": 1, **line}, **place)
     height = 360 + 12 * max(0, len(figure.traces) - 6)  # the legend grows
@@ -82,12 +74,9 @@ def _painted(trace: Trace) -> go.Scatter:
     colour, texts = _COLOURS[trace.colour % len(_COLOURS)], [label(text) for text in trace.labels]
     drawn = go.Scatter(x=trace.line.x, y=trace.line.y, name=label(trace.name), showlegend=trace.in_legend)
     drawn.update(line_color=colour, marker_color=colour, fillcolor=colour, **_STYLES[trace.style])
-    if trace.style in ("curve", "bold", "fine"):  # of two that lie on top of each other both are visible
+    if trace.style == "curve":  # of two that lie on top of each other both are visible
         i = trace.colour
         drawn.line.dash = _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)]
-    if trace.style == "verdicts":
-        symbols, colours, sizes = zip(*(_WORDS[word] for word in trace.labels), strict=True)
-        drawn.marker = {"symbol": symbols, "color": colours, "size": sizes}
     if trace.style != "band":
         told = "%{text}, " if texts else "%{fullData.name}, "
         drawn.update(text=texts, hovertemplate=f"{told}step %{{x}}: %{{y:.4~g}}<extra></extra>")

@@ -18,7 +18,7 @@ from typing import Any
 from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
 from hdet.report.data import RunData, load_run, told_apart
-from hdet.report.series import comparison_figures, events, lengthening, run_figures
+from hdet.report.series import Figure, comparison_figures, events, lengthening, run_figures
 from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict, warned
 
 _FRAME = """<p>{verdict}</p>
@@ -31,7 +31,13 @@ The frame keeps its styles to itself, and its scripts from the notebook.
 
 
 def write_report(
-    runs: Sequence[RunData], out: Path, *, title: str | None = None, table: Table | None = None, headline: str = ""
+    runs: Sequence[RunData],
+    out: Path,
+    *,
+    title: str | None = None,
+    table: Table | None = None,
+    headline: str = "",
+    figures: Sequence[Figure] = (),
 ) -> Path:
     """Write a report and return its path.
 
@@ -43,10 +49,11 @@ def write_report(
         title: None: the runs' names.
         table: one more table, before everything else.
         headline: a sentence at the top; if empty, the verdict on one run, or which of several runs ended lowest.
+        figures: figures to show before those of each run; if empty, those that compare several runs.
     """
     runs = told_apart(runs)
     title = title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else ""))
-    text = page_of(runs, title, table, headline)
+    text = page_of(runs, title, table, headline, figures)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8", errors="replace")  # a path need not be text
@@ -54,7 +61,12 @@ def write_report(
 
 
 def page_of(
-    runs: Sequence[RunData], title: str, table: Table | None = None, headline: str = "", framed: bool = False
+    runs: Sequence[RunData],
+    title: str,
+    table: Table | None = None,
+    headline: str = "",
+    shared: Sequence[Figure] = (),
+    framed: bool = False,
 ) -> str:
     """The page as text. ``framed``: without its headline, for a frame in another page that has the verdict already."""
     if not runs:
@@ -65,7 +77,7 @@ def page_of(
     from hdet.report.figures import painted
 
     several, sections = len(runs) > 1, [_section(run) for run in runs]
-    shared = comparison_figures(runs) if several else ()
+    shared = shared or (comparison_figures(runs) if several else ())
     figures = [*shared, *(figure for section in sections for figure in section["figures"])]
     loader, strict = jinja2.PackageLoader("hdet.report"), jinja2.StrictUndefined
     environment = jinja2.Environment(
@@ -80,7 +92,7 @@ def page_of(
         tables=[one for one in (table, table_of(runs) if several else None) if one is not None],
         shared=shared,
         sections=sections,
-        log_steps=all(lengthening(run) for run in runs if run.rounds) and any(run.rounds for run in runs),
+        log_steps=all(lengthening(run) for run in runs),
         plots=_packed(f"[{','.join(painted(figure).to_json() for figure in figures)}]"),
         plotly=_packed_plotly(),
     )
@@ -100,7 +112,6 @@ def check_packages() -> None:
 def _section(run: RunData) -> dict[str, Any]:
     """One run on the page, with a table of how it was set up at its end."""
     rows = {"journal": run.path, "replicas": run.replicas, "knobs": ", ".join(run.knobs), "written by": run.made}
-    rows |= {f"final {key}": f"{value:.6g}" for key, value in run.final.items() if value is not None}
     told = {key: v if isinstance(v, str) else json.dumps(v, default=str) for key, v in run.arguments.items()}
     return {
         "run": run,
@@ -129,7 +140,7 @@ def _packed(text: str) -> str:
 
 
 class Inline:
-    """A run's report, which a notebook shows in a frame and a terminal in a sentence. Made by :func:`hdet.show`."""
+    """A run's report, made by :func:`hdet.show`: a notebook shows its page in a frame, a terminal its verdict."""
 
     def __init__(self, run: RunData) -> None:
         self._run = run
@@ -149,7 +160,7 @@ def show(journal: str | os.PathLike[str]) -> Inline:
     package.
 
     Args:
-        journal: the path of a journal, or of a run's folder.
+        journal: the path of a journal, or of a folder with a ``journal.jsonl``.
 
     Raises:
         ArgumentError: there is nothing at that path, or jinja2 or plotly is not installed.

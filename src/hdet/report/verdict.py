@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from hdet.checks import is_int
 from hdet.report import numbers as say
-from hdet.report.data import RunData, journal_in, kind_of
-from hdet.report.series import seconds_by_phase
+from hdet.report.data import RunData, kind_of
 from hdet.search.reporting import NEW_CYCLE, REPLAYS
 
 _LAST_ROUND, _LAST_FULL_ROUND = "last round's train loss", "last full round's train loss"
@@ -81,24 +80,12 @@ def base_movement(run: RunData) -> Movement | None:
     found = [m for m in movements(run) if m.is_rate and m.start > 0 and m.end > 0]
     found = found[:1] if run.searched else found
     if not found:
-        given = run.arguments
-        fixed = say.finite(given.get("lr")) if given.get("method") == "none" and not run.rounds else None
-        return None if fixed is None else Movement("base rate", fixed, fixed)
+        return None
     return Movement("base rate", geometric_mean(m.start for m in found), geometric_mean(m.end for m in found))
 
 
 def ending(run: RunData) -> Ending:
-    """The final loss of ``run.json``; without one, the last of the curve, or the mean of the last full round.
-
-    The last round of a run often has a single step, whose loss says little.
-    """
-    if "loss" in run.final:
-        validated = any(value is not None for value in run.curve.validation)
-        return Ending(run.final["loss"], "final validation loss" if validated else "final loss")
-    for values, words in ((run.curve.validation, "last validation loss"), (run.curve.train, "last train loss")):
-        known = [value for value in values if value is not None]
-        if known:
-            return Ending(known[-1], words)
+    """The mean loss of the last full round. The last round of a run often has a single step, whose loss says little."""
     if run.last_full is not None:
         is_last = run.last_full.step == run.steps[-1]
         return Ending(run.last_full.loss, _LAST_ROUND if is_last else _LAST_FULL_ROUND)
@@ -108,10 +95,11 @@ def ending(run: RunData) -> Ending:
 
 def verdict(run: RunData) -> str:
     """One sentence: how the rates moved, and the last loss."""
-    parts = [*_rate_words(run), *_stopped(run), *_other_words(run), *_loss_words(run)]
-    if run.crashed:
-        steps = [*run.steps[-1:], *map(int, run.curve.steps[-1:])]
-        parts.insert(0, f"crashed after step {max(steps)}" if steps else "crashed")
+    others = (m for m in movements(run) if not m.is_rate and m.moved)
+    parts = [*_rate_words(run), *_stopped(run)]
+    parts += ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others]
+    end = ending(run)
+    parts += [] if end.loss is None else [f"{end.words} {say.loss(end.loss)}"]
     text = "; ".join(parts) if parts else "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -120,8 +108,6 @@ def _rate_words(run: RunData) -> list[str]:
     base, rounds = base_movement(run), f"{len(run.steps)} round{'s' if len(run.steps) != 1 else ''}"
     if base is None:
         return []
-    if not run.rounds:
-        return [f"fixed schedule with a peak rate of {say.rate(base.start)}"]
     if not base.moved:
         return [f"peak rate stayed at {say.rate(base.start)} over {rounds}"]
     start, end = say.rates(base.start, base.end)
@@ -136,26 +122,12 @@ def _stopped(run: RunData) -> list[str]:
     return [f"the search has {status}"] if status and status.startswith("stopped") else []
 
 
-def _other_words(run: RunData) -> list[str]:
-    others = [m for m in movements(run) if not m.is_rate and m.moved]
-    return ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others]
-
-
-def _loss_words(run: RunData) -> list[str]:
-    end = ending(run)
-    if end.loss is None:
-        return [f"{end.words} not finite"] if "loss" in run.final else []
-    return [f"{end.words} {say.loss(end.loss)}"]
-
-
 def compared(runs: Sequence[RunData]) -> str:
     """Which run ended lowest, in one sentence."""
     best = min(runs, key=_rank)
     if _rank(best)[0]:
         return f"{len(runs)} runs, none of which has a final loss."
-    text = f"{best.name} ended lowest, at {say.loss(ending(best).loss)}"
-    crashed = ", ".join(run.name for run in runs if run.crashed)
-    return f"{text}; crashed: {crashed}." if crashed else f"{text}."
+    return f"{best.name} ended lowest, at {say.loss(ending(best).loss)}."
 
 
 class Advice(NamedTuple):
@@ -184,15 +156,16 @@ class Warned(NamedTuple):
 def advice(run: RunData) -> Advice | None:
     """How to use the found rate; None if nothing was learned, or if it must not be used."""
     base = base_movement(run)
-    if base is None or not run.rounds or run.crashed or warned(run) or _stopped(run):
+    if base is None or warned(run) or _stopped(run):
         return None
-    path = json.dumps(str(journal_in(run.path)), ensure_ascii=False)
+    path = json.dumps(str(run.path), ensure_ascii=False)
     again = f"hdet.schedule_from({path}, optimizer)", REPLAYS
     length = run.arguments.get("total_steps", 0)  # None if it is unknown
     so_far = "" if is_int(length) and run.rounds[-1].step >= length else " so far"
     peaks = _listed(run, "end", say.rate(base.end))
     found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
-    if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # it takes no peak
+    has_peak = "max_lr" in run.arguments and run.arguments.get("schedule", "trapezoid") == "trapezoid"
+    if run.decays_by_itself or not has_peak:
         return Advice(found, (again,))
     return Advice(found, ((f"max_lr={peaks}", NEW_CYCLE), again))
 
@@ -221,7 +194,7 @@ class Table(NamedTuple):
 
 
 def table_of(runs: Sequence[RunData]) -> Table:
-    """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first; crashed ones last."""
+    """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first."""
     rows = [_row(run) for run in sorted(runs, key=_rank)]
     kinds = {ending(run).words for run in runs}
     if kinds == {_LAST_ROUND, _LAST_FULL_ROUND}:
@@ -232,13 +205,12 @@ def table_of(runs: Sequence[RunData]) -> Table:
 
 def _row(run: RunData) -> tuple[str, ...]:
     base, end = base_movement(run), ending(run)
-    total = run.seconds or sum(seconds_by_phase(run).values()) or None
-    loss = "crashed" if run.crashed else say.loss(end.loss)
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
-    return (run.name, loss, start, found if run.rounds else "fixed", str(len(run.steps)), say.seconds(total))
+    seconds = say.seconds(sum(run.phases.values()) or None)
+    return (run.name, say.loss(end.loss), start, found, str(len(run.steps)), seconds)
 
 
 def _rank(run: RunData) -> tuple[bool, float]:
     """For sorting: whether the run has no final loss, and its loss."""
     loss = ending(run).loss
-    return (run.crashed or loss is None, loss if loss is not None else 0.0)
+    return (loss is None, loss if loss is not None else 0.0)

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import is_equal, is_real, must_be, shown
-from hdet.errors import ArgumentError
+from hdet.checks import is_real, must_be, shown
 from hdet.journal.file import mapped
-from hdet.parameters import check_model, group_counts
+from hdet.optimizer.groups import check_model, group_counts
 from hdet.ranks.group import check_group
 from hdet.ranks.shards import refuse_flat
 
 PUBLISHED_SPREAD = 1 / 9
-SCHEDULE = tuple(name for name in inspect.signature(OneCycleLR).parameters if name not in ("optimizer", "verbose"))
-"""Names of torch's arguments; ``verbose`` has no effect in torch 2.6, and is gone after it."""
 LENGTHS = ("total_steps", "epochs", "steps_per_epoch")
 _HIGHEST = torch.finfo(torch.float32).max
 """The highest rate that gradients can be multiplied by."""
 
 
-class CommonArguments(NamedTuple):
-    """Arguments that all schedulers take, as the user has given them."""
-
-    group: Any
-    model: Any
-    journal: Any
-
-
-def check_common(common: CommonArguments, optimizer: Optimizer) -> None:
+def check_common(optimizer: Optimizer, group: Any, model: Any) -> None:
     """Raise for arguments of the wrong type, and for parameters that FSDP1 has flattened."""
-    check_group(common.group)
-    check_model(common.model)
-    refuse_flat(p for group in optimizer.param_groups for p in group["params"])
-
-
-def refuse_given(given: Mapping[str, Any], defaults: Mapping[str, Any], whose: str, cure: str) -> None:
-    """Raise for arguments that have no use here and were not left out.
-
-    Args:
-        given: arguments as the user has given them.
-        defaults: those that have no use, with the values that they have if they are left out.
-        whose: what they are for, in words.
-        cure: what to do if that was meant.
-    """
-    for name, default in defaults.items():
-        if not is_equal(given[name], default):
-            words = f"{name} is for {whose}, but got {name}={shown(given[name])}; leave it out, or {cure}"
-            raise ArgumentError(words)
+    check_group(group)
+    check_model(model)
+    refuse_flat(p for row in optimizer.param_groups for p in row["params"])
 
 
 def rate_names(optimizer: Optimizer) -> list[str]:
@@ -96,7 +69,7 @@ def rehearsed(optimizer: Optimizer, schedule: dict[str, Any]) -> OneCycleLR:
     return made
 
 
-def told_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def journal_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for the journal and for other ranks, as JSON can hold them; without lengths."""
     return {name: mapped(v, _plain) for name, v in arguments.items() if name not in (*LENGTHS, "last_epoch")}
 
@@ -109,5 +82,5 @@ def _plain(value: Any) -> Any:
 def alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Arguments in words, for ranks to compare; without lengths, which are compared by themselves."""
     unused = () if arguments.get("cycle_momentum") else ("base_momentum", "max_momentum")
-    told = told_of({name: value for name, value in arguments.items() if name not in unused})
-    return {name: repr(mapped(value, lambda v: float(v) if is_real(v) else v)) for name, value in told.items()}
+    plain = journal_arguments({name: value for name, value in arguments.items() if name not in unused})
+    return {name: repr(mapped(value, lambda v: float(v) if is_real(v) else v)) for name, value in plain.items()}

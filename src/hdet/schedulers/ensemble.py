@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_flag, is_int, is_one_of, items_of, must_be, must_count, shown
+from hdet.checks import is_flag, is_int, is_one_of, must_be, must_count
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
-from hdet.ensemble.elastic import replicas_in
+from hdet.ensemble.knob import KnobSpec
+from hdet.ensemble.knob_list import check_knobs, columns_of, flat_knobs, refuse_uninformative
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
+from hdet.ensemble.signals import Signal, TrainLoss
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.parameters import check_optimizer, put_rate, shared_rates, unwrapped
+from hdet.optimizer.groups import added_groups, check_optimizer, group_counts, unwrapped
+from hdet.optimizer.rates import put_rate
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common
-from hdet.schedulers.plain_rates import OnSchedule, Schedule, check_schedule_of
+from hdet.schedulers import loading
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, check_common
+from hdet.schedulers.plain_rates import PlainRates, Schedule, check_schedule_of
+from hdet.schedulers.replica_scheduler import ReplicaScheduler
 
 _ROUND = 200
 """T by default: the run's length may be unknown."""
 
 
-class Ensemble(OnSchedule):
+class Ensemble(ReplicaScheduler):
     """Replicas that explore any scalar hyperparameter while they train, and are merged every ``sync_every`` steps.
 
     .. code-block:: python
@@ -74,10 +78,6 @@ class Ensemble(OnSchedule):
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
-    search: None = None
-    """An ensemble searches nothing: see :class:`hdet.OneCycleLR`."""
-    _name = "hdet.Ensemble"
-    _run: Replicas
     _written: tuple[list[float], list[float]] | None = None
 
     def __init__(
@@ -104,7 +104,7 @@ class Ensemble(OnSchedule):
         self._knobs = flat_knobs(knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD) if knobs is None else knobs)
         if schedule is not None:
             check_schedule_of(optimizer, schedule)
-        check_common(CommonArguments(group, model, journal), optimizer)
+        check_common(optimizer, group, model)
         signal = TrainLoss() if signal is None else signal
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
@@ -113,40 +113,41 @@ class Ensemble(OnSchedule):
         must_be("True or False", is_flag(allow_uninformative), cure, allow_uninformative=allow_uninformative)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
-        sync_every = _ROUND if sync_every is None else sync_every
-        sync_every = must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
-        start = must_count(0, "leave it out for 0", start=start)
-        must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
-        if total_steps is not None:
-            total_steps = must_count(1, "leave it out if it is unknown", total_steps=total_steps)
+        settings = settings_of(sync_every, total_steps, seed, start)
         rule = controller_of(controller, signal)
         specs = [knob.spec for knob in self._knobs]
         bases = [knob.spec.start(float(knob.read())) for knob in self._knobs]
-        first = list(zip(specs, bases, strict=True))
-        settings = Settings(Rounds(sync_every, total_steps), int(seed), "schedule", start)
-        told = {
+        header = {
             **settings.state(),
-            "total_steps": total_steps,
+            "total_steps": settings.rounds.total_steps,
             "schedule": type(schedule).__name__ if schedule is not None else None,
-            "knobs": {s.name: {"scale": s.scale.name, "spread": s.spread, "base": base} for s, base in first},
+            "knobs": {
+                spec.name: {"scale": spec.scale.name, "spread": spec.spread, "base": base}
+                for spec, base in zip(specs, bases, strict=True)
+            },
             "signal": repr(signal),
             "controller": repr(rule),
             "optimizer_state": optimizer_state,
         }
-        rates = [float(row["lr"]) for row in optimizer.param_groups]
-        alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
-        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
         state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
-        run = replicas_in(
+        self._run = Replicas(
             group,
             Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
-            alike,
-            JournalWriter(open_journal(journal), told),
+            alike_of(specs, bases, optimizer, signal),
+            JournalWriter(open_journal(journal), header),
             signal=signal,
             resets_state=state == "reset",
         )
-        super().__init__(optimizer, schedule, run)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self._plain = PlainRates(optimizer, schedule)
+        self.last_epoch = 0
+        self._counts = group_counts(optimizer)
+        """How many parameter groups are known."""
+        self._run.begin(optimizer)
+        if isinstance(group, Torchft):
+            group.enrol(self, Ensemble._join)
         self._write_again()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -163,17 +164,19 @@ class Ensemble(OnSchedule):
         if metrics is not None:
             fits, cure = isinstance(self.schedule, ReduceLROnPlateau), f"it is a {type(self.schedule).__name__}"
             must_be("left out unless the schedule is a ReduceLROnPlateau", fits, cure, metrics=metrics)
-            self._run.compare(self.optimizer, float(metrics), self.last_epoch)
-            self._ahead(float(metrics))
-        self._run.step(self.optimizer, self.last_epoch, self.last_epoch + 1, loss, self._schedule)
-        self._step_schedule()
+            self._run.group.compare(self.optimizer, float(metrics), self.last_epoch)
+            self._plain.ahead(float(metrics))
+        before, after = self.last_epoch, self.last_epoch + 1
+        if self._run.step(self.optimizer, before, after, loss):
+            self._run.end_round(self.optimizer, before, after, self._schedule)
+        self._plain.step()
         self.last_epoch += 1  # of a replica of torchft that fell behind, the run has moved it
         self._write_values()
 
     def _join(self) -> None:
         """For :func:`hdet.torchft`: meet the others, and go on where they are."""
-        if self._run.join(self, self._schedule, self.last_epoch):  # type: ignore[attr-defined]  # a run of torchft's
-            self._step_schedule()
+        if self._run.join(self, self._schedule, self.last_epoch):
+            self._plain.step()
             self.last_epoch += 1
         self._write_again()
 
@@ -192,9 +195,11 @@ class Ensemble(OnSchedule):
 
     def _take_in_new_groups(self) -> None:
         """Groups added to the optimizer follow the schedule; if all rates are explored, theirs are too."""
-        new = self._new_groups()
+        new = added_groups(self.optimizer, self._counts)
         if not new:
             return
+        self._counts = group_counts(self.optimizer)
+        self._plain.grow({g: self.optimizer.param_groups[g] for g in new})
         if self._explores_all_rates:
             spread = max(knob.spec.spread for knob in self._knobs)
             more = knob_factories.lr(self.optimizer, spread=spread, groups=new)
@@ -209,11 +214,11 @@ class Ensemble(OnSchedule):
         """
         t = self.last_epoch
         if self.schedule is not None:  # otherwise rates that are no knobs are left to others
-            self._put(self._plain)
+            self._plain.put(self._plain.now)
         values, learned = self._run.steering.values(t, self._run.replica_index), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
-        plain = [self._plain[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
+        plain = [self._plain.now[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
         for knob, rate, value in zip(self._knobs, self._run.rates(plain, t), values, strict=True):
             if knob.group is not None:
                 put_rate(self.optimizer.param_groups[knob.group], rate)
@@ -222,67 +227,55 @@ class Ensemble(OnSchedule):
 
     def _schedule(self, t: int) -> list[float]:
         """The plain schedule of each knob at this step or at the next one; 1 for knobs without one."""
-        plain = self._plain if t == self.last_epoch else self._ahead()
+        plain = self._plain.now if t == self.last_epoch else self._plain.ahead()
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
 
     def _write_again(self) -> None:
         self._written = None
         self._write_values()
 
+    # -- state ------------------------------------------------------------------------------------------------------
 
-def flat_knobs(knobs: Any) -> list[Knob]:
-    """The knobs of a list that may contain lists. Raises for anything else."""
-    rows = items_of(knobs)
-    flat = [knob for item in rows or () for knob in (item if isinstance(item, (list, tuple)) else [item])]
-    fits = rows is not None and all(isinstance(knob, Knob) for knob in flat)
-    cure = "for instance knobs=[hdet.knobs.lr(optimizer)]"
-    must_be("a list of knobs made by hdet.knobs.*", fits, cure, knobs=knobs)
-    return flat
+    def state_dict(self) -> dict[str, Any]:
+        """The same on every rank, and no collective. Save the optimizer and the model as usual."""
+        self._take_in_new_groups()
+        steps = {"step": self.last_epoch, "total_steps": self._run.total_steps}
+        return {**steps, **self._plain.saved(), "hdet": self._run.state()}
 
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        loading.refuse_foreign(state_dict, set(self.state_dict()), "hdet.Ensemble", "a state of hdet.Ensemble")
+        loading.refuse_other_groups(len(state_dict["plain_lrs"]), self.optimizer)
+        loading.check_schedule(self.schedule, state_dict["schedule"])
+        self._run.check(state_dict["hdet"])
 
-def columns_of(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
-    """The column of the design for each knob: its own, but one for rates that are the same tensor."""
-    first_group = shared_rates(optimizer)
-    owner = {knob.group: i for i, knob in reversed(list(enumerate(knobs))) if knob.group is not None}
-    return [i if knob.group is None else owner.get(first_group[knob.group], i) for i, knob in enumerate(knobs)]
-
-
-def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
-    """Raise unless the knobs have different names, are not written by the schedule, and fit the signal."""
-    cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
-    must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
-    names = [knob.spec.name for knob in knobs]
-    if not knobs or len(set(names)) < len(names):
-        raise ArgumentError(
-            f"knobs must be at least one, each with a name of its own, but got {shown(names)}; "
-            "give each its own name, or None for the learning rates"
-        )
-    cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
-    if cycled and getattr(schedule, "cycle_momentum", False):
-        raise ArgumentError(
-            f"the knobs {cycled} are written by the schedule at every step; give the schedule cycle_momentum=False"
-        )
-    regularisers = [knob.spec.name for knob in knobs if knob.regularises]
-    if regularisers and isinstance(signal, TrainLoss):
-        raise ArgumentError(
-            f"the knobs {regularisers} regularise: they make the training loss worse on purpose, so judged by it they "
-            "always go to zero. Compare by a loss without the regulariser: signal=hdet.ProbeLoss(hdet.ProbeBatch("
-            'model, loss_fn, loader), at="round_mean")'
-        )
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
+        self.check_state_dict(state_dict)
+        self.last_epoch = int(state_dict["step"])
+        loading.tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.replica_index)
+        self._plain.load(state_dict)
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], self.last_epoch)
+        self._write_again()
+        self._watch_loading()
 
 
-def refuse_uninformative(knobs: list[Knob], group: object) -> None:
-    """Raise for knobs of the loss under shared gradients. They need arms; a single process may use arms(1)."""
-    loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
-    isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
-    isolated |= isinstance(group, Torchft)
-    if loss_knobs and not isolated:
-        raise ArgumentError(
-            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "
-            "update and keep the same weights, so their losses only show the knob itself and not where it should "
-            "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
-            "process_group=arms.gradients), group=arms; or allow_uninformative=True"
-        )
+def alike_of(specs: Sequence[KnobSpec], bases: Sequence[float], optimizer: Optimizer, signal: Signal) -> dict[str, str]:
+    """What must be equal on all replicas beside the arguments in the journal's header, as texts."""
+    first = {spec.name: repr(base) for spec, base in zip(specs, bases, strict=True) if not spec.scheduled}
+    rates = repr([float(group["lr"]) for group in optimizer.param_groups])
+    return {"lr": rates, **first, "signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
+
+
+def settings_of(sync_every: int | None, total_steps: int | None, seed: int, start: int) -> Settings:
+    """The rounds, the seed and the controller's first step, checked."""
+    sync_every = _ROUND if sync_every is None else sync_every
+    sync_every = must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
+    start = must_count(0, "leave it out for 0", start=start)
+    must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
+    if total_steps is not None:
+        total_steps = must_count(1, "leave it out if it is unknown", total_steps=total_steps)
+    return Settings(Rounds(sync_every, total_steps), int(seed), "schedule", start)
 
 
 def controller_of(controller: object, signal: Signal) -> Controller | None:

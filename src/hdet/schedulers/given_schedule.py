@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError, HdetError
-from hdet.parameters import parts_of, unwrapped
+from hdet.optimizer.groups import parts_of, unwrapped
 from hdet.schedulers.arguments import emptied, number_of_its_own
 from hdet.schedulers.peak import EQUAL, Peak, first_highest
 from hdet.schedulers.plain_rates import Schedule, check_schedule_of

@@ -1,69 +1,77 @@
-"""``hdet.OneCycleLR``: torch's OneCycleLR that finds the learning rate, or whose replicas explore it."""
+"""``hdet.OneCycleLR``: torch's OneCycleLR whose replicas explore the learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.checks import STATE_WORDS, is_equal, is_int, is_real, must_be, must_count, reading, shown
-from hdet.ensemble.controller import Controller
+from hdet.checks import is_int, is_one_of, is_real, must_be, must_count, shown
+from hdet.ensemble.bases import DECAYS, Decay, Settings
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected
+from hdet.ensemble.design import Permuted, Rounds, default_length
+from hdet.ensemble.knob import rate_knobs
+from hdet.ensemble.replicas import Replicas
+from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
-from hdet.journal import Journals
-from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
-from hdet.ranks.group import Group, ReplicaIndex
-from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
+from hdet.journal import Journals, open_journal
+from hdet.journal.writer import JournalWriter
+from hdet.optimizer.groups import added_groups, group_counts, unwrapped, with_added
+from hdet.optimizer.rates import as_type_of, copy_rate, put_rate, shared_rates
+from hdet.ranks.arms import Arms
+from hdet.ranks.group import Group
+from hdet.ranks.torchft import Torchft
+from hdet.ranks.weights import ReplicaTensors
+from hdet.schedulers.arguments import (
+    PUBLISHED_SPREAD,
+    alike_of,
+    check_common,
+    journal_arguments,
+    rate_names,
+    rehearsed,
+)
 from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_mangled, refuse_other_groups, tell_another_length
-from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.plan import ANNEALINGS, Plan, annealing_in, levels_of, phase_at, take_in
-from hdet.schedulers.run import Run
-from hdet.schedulers.search_arguments import WithSearch, searched
+from hdet.schedulers.phases import ANNEALINGS, annealing_in, phase_at, take_in
+from hdet.schedulers.replica_scheduler import ReplicaScheduler
+from hdet.state import STATE_WORDS, reading
 
-_NOT_SAVED = {"_run", "search", "_counted", "_plan", "_counts"}
+_NOT_SAVED = {"_run", "_counted", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
 
 
-class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
-    r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
+class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
+    r"""torch's OneCycleLR, for data-parallel replicas that explore the learning rate while they train.
 
-    With ``max_lr="auto"`` the rate is found, on one device or on several. The optimizer's own rate is a guess.
-    Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, give a
-    higher estimated rate. If the loss shows that training has diverged, it is rolled back to earlier weights.
+    Replica r trains at :math:`\rho_r` times the schedule. At the end of every round the weights are averaged over the
+    replicas, and from S_warm on their losses move the base rate. With one replica and the default ``decay`` it is
+    torch's scheduler, number for number.
 
     .. code-block:: python
 
-        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=10_000)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=10_000)
         for batch in loader:
             loss = train_step(batch)
             optimizer.step()
             scheduler.step(loss)
 
-    With a number as ``max_lr`` it is the ensemble of HDET: replica r trains at :math:`\rho_r` times the schedule. At
-    the end of every round the weights are averaged over the replicas, and from S_warm on their losses move the base
-    rate. With one replica and the default ``decay`` it is torch's scheduler, number for number. Inside a round the
-    replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or right after the end of
-    a round.
+    Inside a round the replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or
+    right after the end of a round. A parameter group that is added during the run has its own ``max_lr``.
 
-    A parameter group that is added during the run has its own ``max_lr``. With "auto" and without it, its rate is its
-    guess.
+    :func:`hdet.auto` finds the learning rate of one model instead.
 
     Args:
-        optimizer, total_steps, epochs, steps_per_epoch, pct_start, base_momentum, max_momentum,
-            div_factor, final_div_factor, three_phase, last_epoch: as in torch.
-            With "auto" and without a length the rate is held until :meth:`finish` is called; ``total_steps`` is
-            infinite until then. With "auto" an optimizer without momentum, such as Adagrad, has none cycled.
-        anneal_strategy: as in torch; with "auto" also "trapezoid", the schedule of :func:`hdet.auto`.
-        cycle_momentum: as in torch, unless a rate is searched: then momentum stays as it is, which makes no difference.
-        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off.
+        optimizer, max_lr, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
+            base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
         sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
         auto_lr: True for :class:`hdet.Corrected` as published, False for none, or a controller object, for instance
-            ``hdet.Corrected(sigma=0.3)``. With "auto": False uses the guess.
+            ``hdet.Corrected(sigma=0.3)``.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential": OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
@@ -71,26 +79,22 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         group: the process group whose ranks are the replicas, ``hdet.arms(n)`` or ``hdet.torchft(manager)``. None: the
             default group, or a single replica if torch.distributed is not initialised. Looked up when it is first
             needed.
-        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. With "auto", the
-            buffers are also rolled back with the weights.
+        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        rollback: with "auto", whether snapshots of weights and optimizer state are kept for rollbacks, one on the
-            device and one on the host. False saves their memory; weights that are NaN or infinite then raise a
-            :class:`hdet.DivergedError`.
-        highest: with "auto", a rate that is never exceeded; or a list with one for each parameter group, in which None
-            is no bound. All groups share one factor: it rises until the first group is at its bound.
     """
+
+    _run: Replicas
 
     def __init__(
         self,
         optimizer: Optimizer,
-        max_lr: float | list[float] | Literal["auto"],
+        max_lr: float | list[float],
         total_steps: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
         pct_start: float = 0.3,
-        anneal_strategy: Literal["cos", "linear", "trapezoid"] = "cos",
+        anneal_strategy: Literal["cos", "linear"] = "cos",
         cycle_momentum: bool = True,
         base_momentum: float | list[float] = 0.85,
         max_momentum: float | list[float] = 0.95,
@@ -108,37 +112,60 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         group: Group = None,
         model: nn.Module | None = None,
         journal: Journals = None,
-        rollback: bool = True,
-        highest: float | Sequence[float | None] | None = None,
     ) -> None:
-        given = dict(locals())
         self._counted = 0
-        """torch's count of steps, without those that Accelerate adds to it between the steps of an accumulation."""
+        """torch's count of steps, without those that a framework adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
         if not isinstance(optimizer, Optimizer):
             _torch.__init__(self, optimizer, 1.0)  # raises
-        schedule = {name: given[name] for name in SCHEDULE}
-        common = CommonArguments(group, model, journal)
         if isinstance(max_lr, str):
-            words, cure = 'a number, a list of numbers or "auto"', 'with "auto" the optimizer\'s lr is the guess'
-            must_be(words, max_lr == "auto", cure, max_lr=max_lr)
-            self.search = searched(optimizer, schedule, common, given)
-            self._run: Run = self.search
-        else:
-            self._run = replicas_of(optimizer, schedule, common, given)
+            raise ArgumentError(
+                f"max_lr must be a number or a list of numbers, but got max_lr={shown(max_lr)}; to have the rate found "
+                "in the run, write scheduler = hdet.auto(optimizer, total_steps=...)"
+            )
+        schedule: dict[str, Any] = {
+            "max_lr": max_lr,
+            "total_steps": total_steps,
+            "epochs": epochs,
+            "steps_per_epoch": steps_per_epoch,
+            "pct_start": pct_start,
+            "anneal_strategy": anneal_strategy,
+            "cycle_momentum": cycle_momentum,
+            "base_momentum": base_momentum,
+            "max_momentum": max_momentum,
+            "div_factor": div_factor,
+            "final_div_factor": final_div_factor,
+            "three_phase": three_phase,
+            "last_epoch": last_epoch,
+        }
+        cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
+        fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
+        must_be("at least 0 and at most 1", fits, cure, spread=spread)
+        spread = PUBLISHED_SPREAD if spread is None else float(spread)
+        controller = _controller(auto_lr)
+        check_common(optimizer, group, model)
+        made = rehearsed(optimizer, schedule)
+        settings = _settings_of(made, controller, decay, sync_every, auto_lr_start, seed)
+        opened = open_journal(journal)
+        specs = rate_knobs(rate_names(optimizer), spread)
+        learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
+        settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
+        header = {**journal_arguments(schedule), "total_steps": made.total_steps, **journal_arguments(settled)}
+        arms = isinstance(group, Arms) and len(group.members) > 1
+        isolated = arms or isinstance(group, Torchft)
+        self._run = Replicas(
+            group,
+            Steering(settings, specs, Permuted(), columns, controller, learned),
+            ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
+            alike_of(schedule),
+            JournalWriter(opened, header),
+        )
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
-        plan = Plan.of(self)
-        plan = plan.trapezoid() if is_equal(anneal_strategy, "trapezoid") else plan
-        self._plan = plan.without_end() if self._run.total_steps is None else plan
-        """The plan of the constructor's arguments; :meth:`finish` changes that of the schedule."""
-        self._plan.put(self)
         self._counts = group_counts(optimizer)
         """How many groups of each optimizer are known."""
         self._run.begin(optimizer)
-        if self.search is not None:
-            self.search.written.begin(self)
-            self.search.levels = levels_of(optimizer.param_groups)
-            self._write(self._rates())  # torch's are of its own plan
+        if isinstance(group, Torchft):
+            group.enrol(self, OneCycleLR._join)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -148,8 +175,8 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
 
         Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch=3)``. A loss is a float
-        or a tensor of one element. A positional int is an epoch as in torch; with "auto", or if losses were given
-        before, it is refused, since a loss may have been meant. A round's end is a collective.
+        or a tensor of one element. A positional int is an epoch as in torch; if losses were given before, it is
+        refused, since a loss may have been meant. A round's end is a collective.
         """
         if epoch is None and loss is None and (value is None or isinstance(value, Tensor)):  # as usual, without delay
             loss = value
@@ -162,53 +189,23 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         if is_inside and self._step_count > 0:  # torch's constructor makes a step too
             if len(self.optimizer.param_groups) != len(self._last_lr):
                 self._take_in_new_groups()
-            self._run.step(self.optimizer, self.last_epoch, t, loss, self._rates_at, self._peak)
+            if self._run.step(self.optimizer, self.last_epoch, t, loss):
+                self._run.end_round(self.optimizer, self.last_epoch, t, self._rates_at)
         if is_inside and self._step_count > 1 and epoch is None:
             self._step_count += 1
             self.last_epoch += 1  # not t: a replica of torchft that fell behind is with the others now
             self._write(self._rates())
         else:
-            if self.search is not None and self._step_count == 0 < self._counted:
-                self.search.written.is_shared = True  # SequentialLR begins with this scheduler
             _torch.step(self, epoch)
-            if self.search is not None:
-                self.search.written.note(self.optimizer.param_groups)
         self._counted = self._step_count
 
     def _join(self) -> None:
         """For :func:`hdet.torchft`: meet the others, and go on where they are."""
-        steps = self._run.join(self, self._rates_at, self.last_epoch)  # type: ignore[attr-defined]  # torchft's run
+        steps = self._run.join(self, self._rates_at, self.last_epoch)
         self.last_epoch += steps
         self._step_count += steps
         self._counted = self._step_count
         self._write(self._rates())
-
-    def finish(self, steps: int) -> None:
-        """End the run after ``steps`` more steps: the rate falls from here on as at the end of the schedule.
-
-        For ``max_lr="auto"``, at any step, whether the run has an end or none. A rate that falls already falls on from
-        there, faster or slower. A collective: all ranks call it at the same step. A checkpoint that was saved before
-        the call resumes as if there had been no call.
-
-        Args:
-            steps: steps that training still makes; ``total_steps`` is known from now on.
-        """
-        plan = Plan.of(self)
-        now = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-        if self.search is None or now >= plan.phases[-1]["end_step"]:
-            state = "has a number as max_lr" if self.search is None else f"is at step {now} of {plan.length}"
-            raise ArgumentError(
-                f'finish() is for max_lr="auto", before the run ends, but this scheduler {state}; give total_steps to '
-                "the constructor, or go on from a checkpoint of an earlier step"
-            )
-        steps = must_count(1, "give the steps that training is still to make", steps=steps)
-        self._take_in_new_groups()
-        peaks = sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
-        share = 1.0 if plan.has_fallen(now) else sum(self._rates_at(now)) / peaks
-        self.search.finish(self.optimizer, now, steps, share)
-        plan.finished(now, steps).put(self)
-        if self._owns_rates():  # inside SequentialLR they may be another scheduler's
-            self._write(self._rates())
 
     # -- values -----------------------------------------------------------------------------------------------------
 
@@ -226,28 +223,16 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
 
     @property
     def multipliers(self) -> list[float]:
-        """rho of this replica for each parameter group in the current round; 1 in a search."""
+        """rho of this replica for each parameter group in the current round."""
         return self._run.multipliers(self.last_epoch, self._run.replica_index)
 
-    def replica_multipliers(self, step: int | None = None) -> list[list[float]]:
-        """rho of all replicas, a row for each, at a step (None: now). The same on every rank, and no collective."""
-        t, size = self.last_epoch if step is None else step, self._run.replica_index.size
-        return [self._run.multipliers(t, ReplicaIndex(replica, size)) for replica in range(size)]
-
     # -- the schedule -----------------------------------------------------------------------------------------------
-
-    def _peak(self) -> float:
-        """The step at which the rise ends."""
-        return float(self._schedule_phases[0]["end_step"])
 
     def _rates_at(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
 
     def _values(self, t: float, *, momenta: bool = False) -> list[float | Tensor]:
-        """The plain schedule at step ``t``, of which the run makes its rates. A search climbs by itself: until the
-        schedule's peak it is given the peak. ``momenta``: whether to write momenta into the optimizer."""
-        if self.search is not None and self.search.holds_rise:
-            t = max(t, self._peak())
+        """The plain schedule at step ``t``. ``momenta``: whether to write momenta into the optimizer."""
         phase, part = phase_at(self._schedule_phases, t)
         anneal, start, end, rates = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"], []
         for group in self.optimizer.param_groups:
@@ -274,20 +259,9 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             else:
                 put_rate(group, rates[g])
                 rates[g] = copy_rate(group["lr"])
-        if self.search is not None:
-            self.search.written.note(self.optimizer.param_groups)
 
     def _write_again(self) -> None:
         self._write(self.get_last_lr())
-        if self.search is not None:
-            self.search.levels = levels_of(self.optimizer.param_groups)
-
-    def _own_again(self, *, is_loaded: bool) -> None:
-        """Also the levels of the schedule, which the state of another run's optimizer has too."""
-        if self.search is not None and not is_loaded:
-            for group, levels in zip(self.optimizer.param_groups, self.search.levels, strict=True):
-                group.update(levels)
-        self._write_again()
 
     def _owns_rates(self) -> bool:
         """Whether the optimizer's rates are those that were written here last: no other scheduler has changed them."""
@@ -304,7 +278,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
             pairs = zip(self.get_last_lr(), self._run.base(self._values(t), t), strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
-        state["hdet"] = {**self._run.state(), "owns_rates": self._owns_rates(), "planned": self._plan.length}
+        state["hdet"] = {**self._run.state(), "owns_rates": self._owns_rates()}
         return state
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -318,16 +292,12 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         if "hdet" not in state_dict:
             return
         with reading(STATE_WORDS):
-            ours, saved, t = state_dict["hdet"], Plan.saved_in(state_dict), state_dict["last_epoch"]
-            self._run.check(ours)
-            planned, _ = ours["planned"], ours["owns_rates"]
-            if self.search is not None and planned != self._plan.length:
-                self._plan.check_goes_on(saved, planned, t, self.search.found_in(ours).max_lr)
+            self._run.check(state_dict["hdet"])
+            _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
 
-        One exception: the length of a search is this scheduler's. Another length needs a rate that does not fall yet.
         Writes this replica's rates at once, and again if the optimizer is loaded afterwards. Also takes a checkpoint of
         torch's own OneCycleLR: then the constructor's hdet arguments count, and replicas differ from the next step on.
         """
@@ -337,43 +307,32 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
-        ours, search = state_dict.get("hdet"), self.search
-        if ours is None or search is None:
-            tell_another_length(self._plan.length, total_steps, self._run.replica_index)
+        ours = state_dict.get("hdet")
+        tell_another_length(self.total_steps, total_steps, self._run.replica_index)
         if ours is None:
             self._run.adopt(total_steps, t)
         else:
-            self._run.load(ours, Plan.saved_in(state_dict).length, t)
+            self._run.load(ours, total_steps, t)
         super().load_state_dict(torch_state)
         self._counted = self._step_count
-        if ours is None or search is None:
-            self._plan = Plan.of(self)
-        elif ours["planned"] != self._plan.length:
-            self._plan.going_on(Plan.saved_in(state_dict), t).put(self)
-            search.replan(self._plan.length, self._peak())
-            self._last_lr = self._rates()
         if ours is None:
             return
-        if search is not None:
-            self._last_lr = search.held(self._last_lr)
         rho = self._run.multipliers(t, self._run.replica_index)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         self._last_lr = rates
         if ours["owns_rates"]:
             self._write_again()
             self._watch_loading()
-        elif search is not None:  # inside SequentialLR the rates in the optimizer may be another scheduler's
-            search.written.forget()
 
     # -- torch's ways -----------------------------------------------------------------------------------------------
 
     def _loss_and_epoch(
         self, value: Any, epoch: int | None, loss: float | Tensor | None
     ) -> tuple[float | Tensor | None, int | None]:
-        """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size.
+        """Sort out what ``step`` was given. Never TypeError: a framework takes one for a request to step by batch size.
 
-        An integer by position is an epoch, but may be a loss in a search, or if losses were given before. An exception
-        is the 0 by which SequentialLR of torch 2.6 begins the turn of a scheduler.
+        An integer by position is an epoch, but may be a loss if losses were given before. An exception is the 0
+        by which SequentialLR of torch 2.6 begins the turn of a scheduler.
         """
         must_be("an integer", epoch is None or is_real(epoch), "call step() or step(loss) instead", epoch=epoch)
         if value is None:
@@ -382,7 +341,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             raise ArgumentError(f"step() got two losses, {shown(value)} and loss={shown(loss)}; give one of them")
         if not is_int(value) or epoch is not None:
             return value, epoch
-        if (self.search is not None or self._run.losses.ever) and not (value == 0 and self.last_epoch < 0):
+        if self._run.losses.ever and not (value == 0 and self.last_epoch < 0):
             raise ArgumentError(
                 f"a loss must be a float or a tensor, but step() got the integer {value}; give step(float(loss)), or "
                 f"step(epoch={value}) to set the epoch"
@@ -393,9 +352,6 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
             self._take_in_new_groups()
-            if self.search is not None:
-                self.search.take_over()
-                self.search.written.is_shared = True
         _torch._update_lr(self, epoch)
 
     def _take_in_new_groups(self) -> None:
@@ -404,10 +360,54 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         if not new:
             return
         groups, names = self.optimizer.param_groups, rate_names(self.optimizer)
-        take_in(groups, new, by_lr=self.search is not None, momenta=self.cycle_momentum)
+        take_in(groups, new, momenta=self.cycle_momentum)
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
-        if self.search is not None:
-            self.search.levels = levels_of(groups)
+
+
+def _settings_of(
+    made: lr_scheduler.OneCycleLR, controller: Controller | None, decay: Any, sync_every: Any, start: Any, seed: Any
+) -> Settings:
+    """Rounds, seed, decay and S_warm, checked; ``made``: torch's scheduler with the same arguments."""
+    must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
+    decay, steps = _decay(decay, controller), made.total_steps
+    if controller is None and decay == "schedule" and start is not None:
+        raise ArgumentError(
+            'auto_lr_start is for a controller or decay="exponential", which begin there, but got auto_lr_start='
+            f"{shown(start)}; leave it out, or leave auto_lr=False out"
+        )
+    sync_every = default_length(steps) if sync_every is None else sync_every
+    rounds = Rounds(must_count(1, "leave it out for a fiftieth of the run", sync_every=sync_every), steps)
+    start = _resolved_start(start, rounds, steps, made._schedule_phases[0]["end_step"])
+    return Settings(rounds, int(seed), decay, start)
+
+
+def _controller(auto_lr: Any) -> Controller | None:
+    if isinstance(auto_lr, bool):
+        return Corrected() if auto_lr else None
+    words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
+    must_be(words, isinstance(auto_lr, Controller), cure, auto_lr=auto_lr)
+    return auto_lr  # type: ignore[no-any-return]  # checked
+
+
+def _decay(decay: Any, controller: Controller | None) -> Decay:
+    """The decay that is meant: a controller as printed has its own."""
+    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
+    printed = isinstance(controller, AsPrinted)
+    if printed and decay != "schedule":
+        raise ArgumentError(
+            f"decay must be left out with auto_lr=hdet.AsPrinted(), which has a decay of its own, but got {decay=}; "
+            "hdet.Corrected() takes it"
+        )
+    return "printed" if printed else decay
+
+
+def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:
+    """S_warm: a round end. By default the end of the warm-up rounded up to a round; never if that is past the end."""
+    if start is None:
+        end = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
+        return end if end <= total_steps else None
+    cure = "leave it out for the end of the warm-up, or use auto_lr=False for never"
+    return rounds.next_end(must_count(0, cure, high=total_steps, auto_lr_start=start))

@@ -1,18 +1,18 @@
-"""Schedulers that change the plain rates of any schedule of the user's."""
+"""The plain rates of a schedule of the user's: those that it would give alone, at this step and one step ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, unwrapped, with_added
-from hdet.schedulers import loading
-from hdet.schedulers.run import Run, WithRun
+from hdet.optimizer.groups import unwrapped, with_added
+from hdet.optimizer.rates import Rate, copy_rate, put_rate
+from hdet.ranks.rank_group import RankGroup
 
 
 class Schedule(Protocol):
@@ -30,114 +30,73 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
     must_be("an object with step(), as torch's schedulers", has_step, "give the scheduler", schedule=schedule)
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the one that is given")
-    if isinstance(schedule, WithRun):
+    if isinstance(getattr(schedule, "rank_group", None), RankGroup):
         raise ArgumentError(
-            "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
+            f"schedule is hdet's {type(schedule).__name__}, which finds or spreads the rates already; give torch's "
+            "scheduler, for instance OneCycleLR"
         )
 
 
-class OnSchedule(WithRun):
-    """A run on a schedule of the user's: what ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common.
+class PlainRates:
+    """The rates that a schedule would give alone.
 
-    It remembers the plain rates, which the schedule would give alone, because many schedules compute the next rate from
-    the one in the optimizer.
+    They are remembered, because many schedules compute the next rate from the one in the optimizer, where other rates
+    stand.
 
     Args:
         optimizer: the optimizer that trains.
-        schedule: writes plain rates; None: they stay.
-        run: what makes of them the rates to train at.
+        schedule: writes the rates; None: they stay.
     """
 
-    _name: ClassVar[str]
-    """What messages call it."""
-
-    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: Run) -> None:
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None) -> None:
         self.optimizer = optimizer
         self.schedule = schedule
-        self._run = run
-        self.last_epoch = 0
-        self._plain: list[Rate] = self._held()
-        """The plain rates of this step."""
+        self.now: list[Rate] = self._held()
+        """The rates of this step."""
         self._coming: list[Rate] | None = None
         """Those of the next step, if the schedule has made it already."""
-        self._counts = group_counts(optimizer)
-        run.begin(optimizer)
 
-    def _take_in_new_groups(self) -> None:
-        """Groups that were added to the optimizer follow the schedule from the next step on."""
-        raise NotImplementedError
+    def ahead(self, *metrics: float) -> list[Rate]:
+        """The rates of the next step of the schedule, which is made once: most cannot be asked for a later step.
 
-    # -- plain rates --------------------------------------------------------------------------------------------------
-
-    def _new_groups(self) -> list[int]:
-        """The numbers of groups that were added to the optimizer since: they have plain rates from now on."""
-        new = added_groups(self.optimizer, self._counts)
-        if new:
-            held = self._held()
-            self._plain = with_added(self._plain, {g: held[g] for g in new})
-            if self._coming is not None:
-                self._coming = with_added(self._coming, {g: held[g] for g in new})
-            self._counts = group_counts(self.optimizer)
-        return new
-
-    def _step_schedule(self) -> None:
-        """Go to the plain rates of the next step."""
-        self._plain, self._coming = self._stepped() if self._coming is None else self._coming, None
-
-    def _ahead(self, *metrics: float) -> list[Rate]:
-        """The plain rates of the next step. The optimizer keeps its rates until then."""
+        The optimizer keeps its rates. ReduceLROnPlateau makes a step only if there are metrics.
+        """
         if self._coming is None:
+            if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and not metrics):
+                return self.now
             held = self._held()
-            self._coming = self._stepped(*metrics)
-            self._put(held)
+            self.put(self.now)
+            self.schedule.step(*metrics)
+            self._coming = self._held()
+            self.put(held)
         return self._coming
 
-    def _stepped(self, *metrics: float) -> list[Rate]:
-        """The rates after one step of the schedule, which is made once: most cannot be asked for a later step.
+    def step(self) -> None:
+        """Go to the rates of the next step."""
+        self.now, self._coming = self.ahead(), None
 
-        ReduceLROnPlateau makes one only if there are metrics.
-        """
-        if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and not metrics):
-            return self._plain
-        self._put(self._plain)
-        self.schedule.step(*metrics)
-        return self._held()
+    def grow(self, added: Mapping[int, Mapping[str, Any]]) -> None:
+        """Groups were added to the optimizer, by their numbers: their rates are plain ones."""
+        rates = {g: copy_rate(group["lr"]) for g, group in added.items()}
+        self.now = with_added(self.now, rates)
+        if self._coming is not None:
+            self._coming = with_added(self._coming, rates)
+
+    def saved(self) -> dict[str, Any]:
+        """The rates, and the schedule's own state; for a checkpoint."""
+        schedule = self.schedule.state_dict() if self.schedule is not None else None
+        return {"plain_lrs": [copy_rate(rate) for rate in self.now], "schedule": schedule}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`saved`."""
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.now, self._coming = [copy_rate(rate) for rate in state["plain_lrs"]], None
+
+    def put(self, rates: Sequence[Rate]) -> None:
+        """Write rates into the optimizer."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            put_rate(group, rate)
 
     def _held(self) -> list[Rate]:
-        return [copy_rate(row["lr"]) for row in self.optimizer.param_groups]
-
-    def _put(self, rates: Sequence[Rate]) -> None:
-        for row, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            put_rate(row, rate)
-
-    # -- state --------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """The same on every rank, and no collective. Save the optimizer and the model as usual."""
-        self._take_in_new_groups()
-        return {
-            "step": self.last_epoch,
-            "total_steps": self._run.total_steps,
-            "plain_lrs": [copy_rate(lr) for lr in self._plain],
-            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            "hdet": self._run.state(),
-        }
-
-    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        loading.refuse_foreign(state_dict, set(self.state_dict()), self._name, f"a state of {self._name}")
-        loading.refuse_other_groups(len(state_dict["plain_lrs"]), self.optimizer)
-        loading.check_schedule(self.schedule, state_dict["schedule"])
-        self._run.check(state_dict["hdet"])
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
-        self.check_state_dict(state_dict)
-        self.last_epoch = int(state_dict["step"])
-        loading.tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.replica_index)
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state_dict["schedule"])
-        self._plain, self._coming = [copy_rate(lr) for lr in state_dict["plain_lrs"]], None
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], self.last_epoch)
-        self._write_again()
-        self._watch_loading()
+        return [copy_rate(group["lr"]) for group in self.optimizer.param_groups]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import is_real, shown
 from hdet.errors import ArgumentError, HdetError
-from hdet.parameters import copy_rate, put_rate
+from hdet.optimizer.rates import copy_rate, put_rate
 
 
 class StepFunction:

@@ -12,12 +12,11 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from hdet.parameters import Rate, with_added
-from hdet.search.rule import LOWEST, State
+from hdet.optimizer.groups import with_added
+from hdet.optimizer.rates import Rate
+from hdet.rule.state import State
 
 _Rate = TypeVar("_Rate", float, Rate)
-_CLOSE = 1e-9
-"""The difference of two logarithms that count as equal."""
 
 
 class Bounds(NamedTuple):
@@ -63,10 +62,9 @@ NO_BOUNDS = Bounds()
 
 def bounded(state: State, most: float) -> State:
     """The state with a factor that is not above what is used; ``most``: :meth:`Bounds.factor`."""
-    top = max(math.log(most), LOWEST)
-    return state if state.log_factor <= top else state._replace(log_factor=top)
+    return state.bounded(math.log(most))
 
 
 def is_bound(state: State, most: float) -> bool:
     """Whether the rate is at the bound, and not at a ceiling below it."""
-    return most < math.inf and min(state.log_factor, state.ceiling) >= math.log(most) - _CLOSE
+    return bool(state.is_bound(math.log(most)))

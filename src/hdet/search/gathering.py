@@ -5,11 +5,11 @@ only calls :meth:`Ranks.begin` at the start and, if it has a model, reads :attr:
 
 :mod:`hdet.ranks` serves replica ensembles too, so to its code each rank is a *replica*, although the ranks of a search
 hold one model. What it needs here: an :class:`Occasion` is the call of the user's in which ranks communicate, and
-:class:`Shown` is what a rank shows the others then (its *signal* is a number that is compared). A *fingerprint* is a
-number made of the bits of tensors; in an :class:`Agreement`, ``moving_equal`` says by these whether the trained weights
-or buffers that were shown are bitwise equal on all ranks. :func:`arriving` adds to the error of a failed collective
-which ranks are missing; buffers that are *set aside* are expected to be equal. In *consensus* all ranks hold the mean
-of their buffers.
+:class:`RankReport` is what a rank reports to the others then (its *signal* is a number that is compared). A
+*fingerprint* is a number made of the bits of tensors; in an :class:`Agreement`, ``moving_equal`` says by these whether
+the trained weights or buffers that were shown are bitwise equal on all ranks. :func:`arriving` adds to the error of a
+failed collective which ranks are missing; buffers that are *set aside* are expected to be equal. In *consensus* all
+ranks hold the mean of their buffers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.copies import put_back
 from hdet.errors import DisagreementError
 from hdet.journal.writer import JournalWriter, connect_ranks
-from hdet.parameters import put_back, trained_parameters
-from hdet.ranks.agreement import Agreement, Occasion, Shown
+from hdet.optimizer.groups import trained_parameters
+from hdet.ranks.agreement import Agreement, Occasion, RankReport
 from hdet.ranks.average import average_
 from hdet.ranks.group import arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
@@ -68,7 +69,7 @@ class Ranks:
         """Raise unless all ranks finish at this step, and in as many steps. Collective."""
         self.connect(optimizer, t)
         with arriving(f"finish(), at step {t}"):
-            weights, shown, unread = _what_trains(optimizer), Shown(signal=float(steps)), (1.0, 0.0, 0.0)
+            weights, shown, unread = _what_trains(optimizer), RankReport(signal=float(steps)), (1.0, 0.0, 0.0)
             self.rank_group.agree(Occasion.FINISH, t, weights, shown, expect_equal=False, values=unread)
 
     def average_buffers(self, t: int, occasion: Occasion) -> None:
@@ -77,7 +78,7 @@ class Ranks:
         if group.replica_index.size == 1 or not weights.buffers:
             return
         with arriving(f"averaging the buffers at step {t}"):
-            agreed = self.rank_group.agree(occasion, t, weights, Shown(), expect_equal=True)
+            agreed = self.rank_group.agree(occasion, t, weights, RankReport(), expect_equal=True)
             if any(agreed.finite) and not agreed.moving_equal:
                 average_(weights.buffers, group, agreed.finite)
 
@@ -101,7 +102,7 @@ class Ranks:
         ``span``: the steps before and after the round's end; ``known``: whether the weights are finite, and their
         fingerprints.
         """
-        shown = Shown(journal=self._journal_writer.is_kept)
+        shown = RankReport(keeps_journal=self._journal_writer.is_kept)
         agreed = self.rank_group.agree(Occasion.ROUND_END, span[0], weights, shown, expect_equal=True, values=known)
         if not agreed.moving_equal and all(agreed.finite):
             raise DisagreementError(

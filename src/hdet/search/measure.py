@@ -1,10 +1,10 @@
 """The path and its sums, measured on the device: what the estimated rate is made of.
 
-This is :func:`hdet.search.estimate.update` with tensors, and tests hold the two together. Everything stays on the
-device until a round ends. Memory: the weights at the beginning of the path, and the sum of gradients, both at least in
-fp32.
+This is what :mod:`hdet.rule.estimate` needs of tensors: products with the displacement, and the sum of gradients.
+Everything stays on the device until a round ends. Memory: the weights at the beginning of the path, and the sum of
+gradients, both at least in fp32.
 
-The letters are those of :mod:`hdet.search.estimate`: x_0 is the beginning of the path, g a gradient, w its weight in
+The letters are those of :mod:`hdet.rule.estimate`: x_0 is the beginning of the path, g a gradient, w its weight in
 the sums. A *place* is which part of sharded tensors a rank holds. An optimizer may make a step in *parts*, as ZeRO
 does: :func:`stepping_now` says which parameters hold gradients of the part to come.
 """
@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
+from hdet.copies import refuse_other_shapes
+from hdet.optimizer.groups import grouped_parameters, parameters_at, places_of
+from hdet.optimizer.rates import Rate, copy_rate
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
-from hdet.search.estimate import (
+from hdet.rule.estimate import (
     Measured,
+    PathSums,
     Sums,
     balance,
     estimate,
@@ -60,7 +63,7 @@ class _Origin(NamedTuple):
             yield torch.sub(origin, now, out=out)
 
 
-_NUMBERS = ("rates", "stretch", "rates_before", "weight", "rate", "typical")
+_NUMBERS = ("rates", "path_steps", "rate", "typical")
 """Attributes of a Measure that a checkpoint has as they are."""
 
 
@@ -83,17 +86,13 @@ class Measure:
         self._origin: _Origin | None = None
         self._sum: Vectors = []
         """s, the weighted sum of gradients."""
-        self._known = self._now = (0.0, 0.0)
-        """Sums of w <g, x_0 - x> and of its absolute value: before the round, and as last measured."""
+        self._known = self._now = PathSums()
+        """The other sums: before the round, and as last measured."""
         self._rates: Rate = 0.0
         """Sum of the rates of all steps ..."""
-        self._stretch = 0
+        self._path_steps = 0
         """... and their number."""
-        self._rates_before: Rate = 0.0
-        """Sum of w times the sum of rates before the step ..."""
-        self._weight: Rate = 0.0
-        """... and sum of w."""
-        self._rate: Rate | None = None
+        self._rate: Rate = 0.0
         """The rate of the step that was sampled last."""
         self.begin_round()
 
@@ -104,7 +103,9 @@ class Measure:
         self._products: list[list[Tensor]] = []
         """<g, x_0 - x>."""
         self._decays: list[Rate] = []
-        """What the sums before the step count for."""
+        """What the sums before the step count for ..."""
+        self._rates_before: list[Rate] = []
+        """... and the sum of the rates before it."""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Measure:
 
     def pass_by(self, optimizer: Optimizer) -> None:
         """A step is made whose gradients are not measured."""
-        self._rates, self._stretch = self._rates + optimizer.param_groups[self.groups[0]]["lr"], self._stretch + 1
+        self._rates, self._path_steps = self._rates + optimizer.param_groups[self.groups[0]]["lr"], self._path_steps + 1
 
     @torch.no_grad()
     def sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = (), *, continued: bool = False) -> None:
@@ -143,8 +144,7 @@ class Measure:
         else:
             self._products.append(products)
             self._decays.append(decay)
-            self._rates_before = self._rates_before * decay + self._rates
-            self._weight = self._weight * decay + 1.0
+            self._rates_before.append(self._rates)
             self._rate = rate
             self.pass_by(optimizer)
 
@@ -240,31 +240,32 @@ class Measure:
         if self._sum:
             *products, denominator = map(sum, more[count:])
             self._now = self._summed(products)
-            straight = float(self._rates_before / self._weight)
-            sums = Sums(self._now[0], denominator, float(self._rates), straight, self._now[1])
+            sums = self._now.over(denominator, float(self._rates))
         else:
             self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
         is_broken = not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator))
-        rate = 0.0 if is_broken else estimate(sums)
+        sums = Sums(0.0, 0.0, 0.0) if is_broken else sums
         return Measured(
             moved=_relative(moves, origins, self._typical),
             distance=math.hypot(*moves),
-            estimated_rate=rate,
-            straightness=straightness(sums, rate),
-            balance=0.0 if is_broken else balance(sums),
+            estimated_rate=estimate(sums),
+            straightness=straightness(sums),
+            balance=balance(sums),
             gradients=tuple([largest_size(column) for column in more[:count]]),
             rates=float(self._rates),
-            stretch=self._stretch,
+            path_steps=self._path_steps,
             is_broken=is_broken,
             rounding=self._origin.pieces.rounding,
         )
 
-    def _summed(self, products: Sequence[float]) -> tuple[float, float]:
-        """The sums of w <g, x_0 - x> and of its absolute value with those of this round."""
-        total, absolute = self._known
-        for decay, product in zip(map(float, self._decays), products, strict=True):
-            total, absolute = total * decay + product, absolute * decay + abs(product)
-        return total, absolute
+    def _summed(self, products: Sequence[float]) -> PathSums:
+        """The sums with the steps of this round."""
+        sums = self._known
+        for product, rates, decay in zip(
+            products, map(float, self._rates_before), map(float, self._decays), strict=True
+        ):
+            sums = sums.with_step(product, rates, decay)
+        return sums
 
     def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
         """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
@@ -291,6 +292,7 @@ class Measure:
             "sizes": self._sizes,
             "products": self._products,
             "decays": self._decays,
+            "rates_before": self._rates_before,
             **{name: getattr(self, f"_{name}") for name in _NUMBERS},
         }
 
@@ -306,21 +308,19 @@ class Measure:
         found._sum = found._origin.pieces.copied(saved["sum"]) if saved["sum"] else []
         device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
         vars(found).update({f"_{name}": copy_rate(saved[name]) for name in _NUMBERS})
-        found._stretch = int(saved["stretch"])
-        found._known = found._now = (saved["known"][0], saved["known"][1])
+        found._path_steps = int(saved["path_steps"])
+        found._known = found._now = PathSums(*saved["known"])
         found._decays = [copy_rate(decay) for decay in saved["decays"]]
+        found._rates_before = [copy_rate(rates) for rates in saved["rates_before"]]
         for name in ("sizes", "products"):
             setattr(found, f"_{name}", [[one.to(device, copy=True) for one in each] for each in saved[name]])
         return found
 
 
-def _weight_ratio(before: Rate | None, now: Rate) -> Rate:
-    """What earlier sums count for: the ratio of the squared rates, at most 1. Tensors stay on their device."""
-    if before is None:
-        return 1.0
+def _weight_ratio(before: Rate, now: Rate) -> Any:
+    """:func:`weight_ratio`; tensors stay on their device."""
     if isinstance(now, Tensor) or isinstance(before, Tensor):
-        ratio = torch.as_tensor(before / now).square().clamp(max=1.0)
-        return torch.where(torch.as_tensor(now) > 0, ratio, torch.ones_like(ratio))
+        return weight_ratio(before, torch.as_tensor(now), torch)
     return weight_ratio(before, now)
 
 

@@ -7,19 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hdet.checks import in_pairs
-from hdet.events import Reason
-from hdet.rollback.judge import Block, LossHistory
-from hdet.rollback.saving import fields_of, from_fields, plain
-from hdet.search.progress import CLEAR, SURE, Progress
-from hdet.search.reporting import Found, Status
-from hdet.search.rule import Decision, Evidence, Phase, State
-
-_ERROR, _DISAGREEMENT, _ERROR_ALONE = 0.8, 0.3, 1.2
-"""Deviation of the logarithm of a rate that was found from the best one: if the evidence agrees with the prior, what it
-gains with their distance, and without a prior (LOG, an estimate)."""
-_UNUSUAL = math.log(10.0)
-"""The distance of evidence and prior from which on the rate is in doubt."""
+from hdet.rule.enums import Phase, Reason
+from hdet.rule.found import Found, Status, status_of, within
+from hdet.rule.judge import LossHistory
+from hdet.rule.progress import Progress
+from hdet.rule.rounds import Block
+from hdet.rule.state import Decision, Evidence, State
+from hdet.state import fields_of, from_fields, in_pairs, plain
 
 
 @dataclass
@@ -67,14 +61,14 @@ class Memory:
     @property
     def status(self) -> tuple[Status, Reason | None]:
         """Where the search stands, and why; see :class:`Found`."""
-        if self.found.phase is Phase.STOPPED:
-            return ("too short" if self.stopped_for is Reason.TOO_SHORT else "stopped"), self.stopped_for
-        if self.found.phase is Phase.FIRST or not (self.is_falling or self.rests):
-            return "searching", None
-        if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
-            return ("stopped", Reason.NOT_FALLEN) if self.is_falling else ("searching", None)
-        doubt = None if self.is_bound else doubt_of(self.found)
-        return ("settled", Reason.AT_BOUND if self.is_bound else None) if doubt is None else ("unsure", doubt)
+        return status_of(
+            self.found,
+            self.stopped_for,
+            is_falling=self.is_falling,
+            rests=self.rests,
+            is_bound=self.is_bound,
+            has_fallen=lambda sure: not self.progress.is_known or self.progress.has_fallen(sure),
+        )
 
     @property
     def told(self) -> Found:
@@ -121,18 +115,3 @@ class Memory:
         self.found = after
         self.rolled_back += back is not None
         self.progress = decision.progress(self.progress, progress, evidence)
-
-
-def doubt_of(found: State) -> Reason | None:
-    """What speaks against the rate that was found."""
-    if math.isinf(found.ceiling):
-        return Reason.STILL_RISING
-    return Reason.UNUSUAL if abs(found.asked - found.prior) > _UNUSUAL else None
-
-
-def within(found: State) -> float:
-    """The factor within which the best rate is, two times out of three; infinite as long as gradients agree."""
-    if math.isinf(found.ceiling):
-        return math.inf
-    apart = found.asked - found.prior
-    return math.exp(math.hypot(_ERROR, _DISAGREEMENT * apart) if math.isfinite(apart) else _ERROR_ALONE)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.parameters import leading_part, wide
+from hdet.copies import wide
+from hdet.optimizer.groups import leading_part
 from hdet.ranks.shards import is_distributed, local, local_gradient, place
 from hdet.ranks.weights import real_of
 

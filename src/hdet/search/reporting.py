@@ -9,25 +9,24 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from hdet.checks import users_level
 from hdet.errors import SearchWarning
-from hdet.events import Event, Reason
-from hdet.parameters import Rate
+from hdet.rule.enums import Event, Reason
+from hdet.rule.found import Found, listed
 
 if TYPE_CHECKING:
+    from hdet.optimizer.rates import Rate
+    from hdet.rule.progress import Progress
+    from hdet.rule.state import Decision, Evidence
     from hdet.search.memory import Memory
-    from hdet.search.progress import Progress
-    from hdet.search.rule import Decision, Evidence
 
 NEW_CYCLE = "begins a new OneCycle with that peak"
 """What ``max_lr=`` does with a rate that was found ..."""
 REPLAYS = "replays the rates of the run step by step"
 """... and what ``hdet.schedule_from`` does."""
 _logger = logging.getLogger("hdet")
-Status: TypeAlias = Literal["searching", "settled", "unsure", "stopped", "too short"]
 _LEARN = (
     "See whether the model learns a single batch, and whether its layers are dead; another guess, another "
     "initialisation or highest= may help. If the loss need not fall (as in GANs and policy gradients), give none: "
@@ -38,67 +37,6 @@ _CURES = {
     Reason.RATE_IGNORED: "Use an optimizer all of whose steps are proportional to lr, or give it rates that are right",
     Reason.NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
 }
-
-
-@dataclass(frozen=True)
-class Found:
-    """What :class:`hdet.OneCycleLR` with ``max_lr="auto"``, or :func:`hdet.auto`, has found so far.
-
-    Args:
-        rate: the peak rate, of the first parameter group that is searched. NaN until a round has ended.
-        status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
-            for three rounds of a run of unknown length; and the train loss, if given, has fallen beyond its noise;
-            "unsure": the same, but the rate may well be wrong, and ``why`` says what speaks against it; "stopped": no
-            rate will be found; "too short": the run has fewer steps than the search needs.
-        rolled_back: how often training was rolled back to earlier weights.
-        rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
-            in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty until a round has
-            ended.
-        why: what has stopped the search, what makes it unsure, or that the rate has settled at the bound; otherwise
-            empty.
-        within: two times out of three the best rate is within this factor of ``rate``, above or below. Infinite while
-            nothing but a lower bound is known.
-
-    >>> print(Found(0.0671234, "settled", rolled_back=1, within=2.4))
-    found 0.067 within a factor 2.4, settled, rolled back once
-    >>> print(Found(0.0671234, "unsure", why=Reason.STILL_RISING.text))
-    found 0.067, unsure (the schedule fell while the rate was still rising), never rolled back
-    >>> print(Found(0.01, "settled", why=Reason.AT_BOUND.text))
-    found 0.01, settled (at the bound you gave), never rolled back
-    >>> print(Found(0.067, "stopped", why=Reason.NOT_FALLEN.text))
-    at 0.067, stopped (the train loss has not fallen, or hardly), never rolled back
-    >>> print(Found(0.067, rates=(0.0, 0.067)))
-    found [0, 0.067], still searching, never rolled back
-    """
-
-    rate: float
-    status: Status = "searching"
-    rolled_back: int = 0
-    rates: tuple[float, ...] = ()
-    why: str = ""
-    within: float = math.inf
-
-    @property
-    def settled(self) -> bool:
-        """Whether the rate is found."""
-        return self.status == "settled"
-
-    @property
-    def max_lr(self) -> str:
-        """The rates as ``max_lr`` takes them, for people."""
-        return listed(self.rates or (self.rate,))
-
-    def __str__(self) -> str:
-        if math.isnan(self.rate):
-            return "found nothing yet"
-        words = {0: "never rolled back", 1: "rolled back once"}
-        often = words.get(self.rolled_back, f"rolled back {self.rolled_back} times")
-        status = "still searching" if self.status == "searching" else self.status
-        why = f" ({self.why})" if self.why else ""
-        verb = "found" if self.status in ("searching", "settled", "unsure") else "at"
-        is_told = self.status in ("settled", "unsure") and self.within < math.inf
-        within = f" within a factor {self.within:.2g}" if is_told else ""
-        return f"{verb} {self.max_lr}{within}, {status}{why}, {often}"
 
 
 def warn(text: str, kind: type[Warning] = SearchWarning) -> None:
@@ -204,16 +142,6 @@ def record_of(
     }
 
 
-def listed(rates: Iterable[Rate]) -> str:
-    """The rates of all parameter groups in words: one number, or a list if they differ.
-
-    >>> listed([0.05, 0.05]), listed([0.0, 0.0671])
-    ('0.05', '[0, 0.067]')
-    """
-    words = [f"{float(rate):.2g}" for rate in rates]
-    return words[0] if len(set(words)) == 1 else f"[{', '.join(words)}]"
-
-
 def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable[Rate]) -> str:
     """What a notebook shows of a scheduler: plain words and a bar, in the page's own colours.
 
@@ -231,8 +159,7 @@ def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable
 def resumed_words(step: int, *, is_falling: bool) -> str:
     """What is missing if a run goes on without the tensors of its search.
 
-    ``AutoLR`` is the callback for Lightning, transformers and torchtitan, ``auto`` the function for DeepSpeed,
-    ``keep_search`` that for Accelerate.
+    ``AutoLR``, ``auto`` and ``keep_search`` are names in :mod:`hdet.integrations`.
     """
     missing = "its snapshots" + ("" if is_falling else " and the path measured so far")
     return (

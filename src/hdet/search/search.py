@@ -4,12 +4,12 @@ A *round* is some steps in a row: one step, then two each, later a fifth of the 
 end. The *path* is the way of the weights since the first step or the last rollback; a *snapshot* is a copy of weights,
 buffers and optimizer state. More words: ``README.md`` in this folder.
 
-1. Before every step of the optimizer a hook calls :meth:`Search._before_step`: the gradients of up to eight steps of a
-   round are sampled (:mod:`hdet.search.sampling`) and added to the sums along the path (:mod:`hdet.search.measure`).
+1. Before every step of the optimizer a hook is called (:mod:`hdet.search.steps`): the gradients of up to eight steps of
+   a round are sampled and added to the sums along the path (:mod:`hdet.search.measure`).
 2. After it the scheduler calls :meth:`Search.step` with the loss.
-3. When a round ends, :meth:`Search._end_round` reads these sums and the losses off the device and makes the evidence of
+3. When a round ends, :meth:`Search.end_round` reads these sums and the losses off the device and makes the evidence of
    them (:meth:`Search._gather`; several ranks exchange theirs in :mod:`hdet.search.gathering`). It asks the rule
-   (:mod:`hdet.search.rule`), which says how far the rate is raised and whether the weights go back. To change either,
+   (:mod:`hdet.rule.decision`), which says how far the rate is raised and whether the weights go back. To change either,
    change the rule.
 4. :meth:`Search._act` carries the decision out: keep a snapshot, roll back to one, or go on
    (:mod:`hdet.rollback.snapshots`).
@@ -25,52 +25,57 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import STATE_VERSION, STATE_WORDS, EqualByState, check_run, reading, run_state, warn_unless_by_steps
 from hdet.errors import DivergedError, ResumeWarning
-from hdet.events import Reason
+from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import JournalWriter
-from hdet.parameters import Rate, direction, end_step, stands_still, trained_parameters, with_added
+from hdet.optimizer.groups import direction, trained_parameters, with_added
+from hdet.optimizer.rates import Rate
 from hdet.ranks.agreement import Occasion, fingerprints_of
 from hdet.ranks.group import ReplicaIndex, Solo, arriving
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
 from hdet.ranks.weights import NO_WEIGHTS, read
-from hdet.rollback.judge import mean_of, merged, table_of
 from hdet.rollback.losses import Losses
-from hdet.rollback.policy import Action, Snapshot
-from hdet.rollback.saving import plain, rows_of
 from hdet.rollback.snapshots import START, Snapshots
+from hdet.rule.constants import QUIET
+from hdet.rule.decision import Rule
+from hdet.rule.enums import Action, Phase, Reason
+from hdet.rule.estimate import Measured
+from hdet.rule.found import Found
+from hdet.rule.policy import Snapshot
+from hdet.rule.progress import Progress
+from hdet.rule.rounds import mean_of, merged, next_end, table_of
+from hdet.rule.state import Decision, Evidence, State
 from hdet.search import reporting
 from hdet.search.bounds import NO_BOUNDS, Bounds, bounded, is_bound
-from hdet.search.estimate import Measured
 from hdet.search.gathering import Ranks
 from hdet.search.measure import Measure
 from hdet.search.memory import Memory
-from hdet.search.progress import Progress
-from hdet.search.reporting import Found
-from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
-from hdet.search.sampling import Sampler, Sampling, StepHook
-from hdet.search.written import Written
+from hdet.search.steps import Sampling, Steps
+from hdet.state import STATE_VERSION, STATE_WORDS, EqualByState, check_run, plain, reading, run_state
 
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
-_QUIET = 3
-"""Rounds without a raise after which a rate has settled in a run of unknown length, whose schedule does not fall. In
-other runs, rates that had stayed as long were raised up to fifty times before the schedule fell (LOG, what a run
-says)."""
-_NOT_SEARCHED = (
-    "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
-    "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
-)
 _FIRST = "load the scheduler's own state first, of the same checkpoint, or leave the search out"
 _is_distributed: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
 """Whether there may be other ranks: every step asks, since torch.distributed may be initialised later."""
+
+
+class Course(NamedTuple):
+    """The schedule at a round's end, as it was at the step that was made and will be at the one to come."""
+
+    held: tuple[list[float], list[float]]
+    """With its peak in place of its rising phase: while the search climbs by itself."""
+    free: tuple[list[float], list[float]]
+    """As it is: once the search has stopped."""
+    climb_end: float
+    """The step at which the search's own climb ends."""
 
 
 class Search(EqualByState):
@@ -80,7 +85,7 @@ class Search(EqualByState):
     ranks, because each rank's batch norms have seen other batches.
 
     Rounds count the optimizer's steps. If a step is left out, as a GradScaler does, or if the scheduler is stepped more
-    often, as Accelerate does, only the schedule moves.
+    often, only the schedule moves.
 
     Memory while it searches: the first weights of the path and the sum of gradients in fp32, and two snapshots of
     weights, buffers and optimizer state, one on the device and one on the host. Until the first step is measured there
@@ -117,28 +122,20 @@ class Search(EqualByState):
         self.journal_writer = journal_writer
         self.losses = Losses()
         self.ranks = Ranks(rank_group, journal_writer, model)
-        why = None if rule.searches and rule.long_enough else Reason.TOO_SHORT if rule.searches else Reason.NOT_SEARCHED
+        why = None if rule.long_enough else Reason.TOO_SHORT
         self.memory = Memory(rule.begin(), lead=groups[0], stopped_for=why)
-        self.written = Written()
-        self.levels: list[dict[str, Any]] = []
-        """What a OneCycle keeps in the optimizer's parameter groups, where a checkpoint may replace it."""
-        self.is_just_loaded = False
-        """Between loading a checkpoint and the next step."""
+        self.steps = Steps(groups, rule.constants, model)
         self._rollback = rollback
         self._bounds = bounds
         self._is_bounded = bounds.lowest < math.inf
         self._has_journal = journal_writer.is_kept  # asked once: the end of a round without one does not enter it
         self._groups = list(groups)
-        self._hook = StepHook()
-        self._sampler = Sampler(groups, rule.constants)
-        self._snapshots = Snapshots()
         self._is_finished = False
+        self.steps.sampling = self._sampling
         self._has_asked = False
         """Whether the log has said that no loss was given."""
         self._lacks_tensors = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
-        self._optimizer: Optimizer | None = None
-        """The one that trains, once it is known."""
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -173,18 +170,6 @@ class Search(EqualByState):
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
 
-    base = rates
-    """The rates of all ranks: they are equal."""
-
-    def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
-        """A rank's rates over the base rates: 1."""
-        return [1.0] * len(self.knobs)
-
-    def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
-        """Rates of a checkpoint, which may have had other bounds."""
-        factor = min(self._bounds.factor(rates), 1.0)
-        return self._bounds.held([rate * factor for rate in rates])
-
     def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
         """Parameter groups were added to the optimizer: they have the common factor.
 
@@ -194,7 +179,7 @@ class Search(EqualByState):
         """
         known = [g for g in range(len(knobs)) if g not in new]
         self._groups = [*(known[g] for g in self._groups), *new]
-        self._sampler.measure.groups = list(self._groups)
+        self.steps.measure.groups = list(self._groups)
         self.memory.lead = self._groups[0]
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
@@ -205,25 +190,13 @@ class Search(EqualByState):
 
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
-        refuse_partitions(optimizer, _NOT_SEARCHED)  # DeepSpeed's, in place of the model's parameters
-        self._optimizer = optimizer
-        self._hook.begin(optimizer, self, Search._before_step)
-        self._snapshots.watch(optimizer)
+        refuse_partitions(optimizer, "search", "what is written into them does not reach the model")
+        self.steps.begin(optimizer)
         self.ranks.begin(optimizer)
-
-    def take_over(self) -> None:
-        """Forget what was measured and kept: it belongs to another run or another scheduler, as in SequentialLR."""
-        self._sampler.forget()
-        self._snapshots = Snapshots()
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
-        self.losses.add(loss, self._steps)
-
-    @property
-    def _steps(self) -> int:
-        """Steps that the optimizer has made in this round."""
-        return self._sampler.made - self._sampler.begun
+        self.losses.add(loss, self.steps.in_round)
 
     @property
     def _sampling(self) -> Sampling:
@@ -234,37 +207,17 @@ class Search(EqualByState):
             return Sampling.FIRST
         return Sampling.NONE if self.memory.is_falling else Sampling.SOME
 
-    def _before_step(self, optimizer: Optimizer) -> None:
-        """The hook: a step is about to be made, or a further part of one that the optimizer makes in parts, as ZeRO."""
-        self._snapshots.wait()
-        if not stands_still(optimizer):  # a step at the rate 0, as torch.distributed.checkpoint makes, does not count
-            if not self._sampler.is_heard:  # of several steps between two of the scheduler, the first
-                self.written.hold(optimizer.param_groups, is_loaded=self.is_just_loaded)
-            self._keep_start(optimizer)
-            self._sampler.before_step(optimizer, self._sampling)
-
-    def _keep_start(self, optimizer: Optimizer) -> None:
-        if self._sampling is Sampling.FIRST and START not in self._snapshots.present(optimizer):
-            self._snapshots.keep(START, optimizer, self.model)
-
-    def step(
-        self,
-        optimizer: Optimizer,
-        before: int,
-        after: int,
-        loss: float | Tensor | None,
-        schedule: Callable[[int], list[float]],
-        peak: Callable[[], float],
-    ) -> None:
-        """A step of training was made, and the schedule goes on. Collective if a round ends.
+    def step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None) -> bool:
+        """A step of training was made, and the schedule goes on.
 
         Args:
             optimizer: the optimizer.
             before: the step at which it was made.
             after: the one to come.
             loss: of that step, if it is known.
-            schedule: the plain schedule of each parameter group at a step.
-            peak: the step at which its rising phase ends.
+
+        Returns:
+            whether a round ends here: then call :meth:`end_round`.
         """
         if self.rank_group.in_consensus:
             self.rank_group.check_step(before)  # raises
@@ -272,44 +225,26 @@ class Search(EqualByState):
             warn_unless_by_steps()
         if loss is not None:
             self._take_loss(loss)
-        if self.is_just_loaded:
+        if self.steps.is_loaded:
             self._tell_what_is_missing(before)
         if _is_distributed():
             self.ranks.connect(optimizer, before)
         if not self.journal_writer.is_locked and self.replica_index.size == 1:
             self.journal_writer.lock(Solo(), writes=True)  # a group of one rank
-        self._hook.inside = False
-        self._snapshots.watch(optimizer)
-        end_step(optimizer)  # tells several optimizers that hdet.auto sees as one, its parts
         self._is_finished = after >= (self.total_steps or math.inf)
-        if after <= 0:  # SequentialLR sets the first rates
-            self.take_over()
-        elif self._hook.captured:
-            if not self._sampler.is_heard:
-                self._sampler.after_replay(optimizer, self._sampling)
-            self._await_replay(optimizer)
-        elif self._sampler.made == 0 and self._sampling is not Sampling.NONE:
-            self._keep_start(optimizer)
-            self._sampler.set_out(optimizer)  # weights that move from here on without a step are moved by a graph
-        self._sampler.is_heard = False
-        if self._round_ends(after):
-            self._end_round(optimizer, (before, after), schedule, peak())
+        self.steps.sampling = self._sampling
+        self.steps.end_step(optimizer)
+        return self._round_ends(after)
 
     def _take_loss(self, loss: float | Tensor) -> None:
         """Add the loss of the last step, which was counted already, unless it was replayed from a graph.
 
-        Accelerate gives it once for each process. If the round has ended in between, it does not count for the next.
+        A framework may give it once for each process. If the round has ended since, it does not count for the next.
         """
-        steps, is_heard = self._steps, self._sampler.is_heard
-        is_replayed = self._hook.captured and not is_heard
-        if is_replayed or is_heard or steps > 0 or self._sampler.made == 0:
-            self.losses.add(loss, max(steps - (not is_replayed), 0))
-
-    def _await_replay(self, optimizer: Optimizer) -> None:
-        """Prepare for a step that is replayed from a graph: no hook is called before it."""
-        self._snapshots.wait()
-        self._keep_start(optimizer)
-        self._sampler.await_replay(optimizer, self._sampling)
+        steps = self.steps
+        is_replayed = steps.captured and not steps.is_heard
+        if is_replayed or steps.is_heard or steps.in_round > 0 or steps.made == 0:
+            self.losses.add(loss, max(steps.in_round - (not is_replayed), 0))
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
@@ -318,21 +253,24 @@ class Search(EqualByState):
         last = self.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
-        made, begun = self._sampler.made, self._sampler.begun
+        made, begun = self.steps.made, self.steps.begun
         if made == begun:
             return made == 0 and t > 0
         return self.found.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
 
-    def _end_round(
-        self, optimizer: Optimizer, span: tuple[int, int], schedule: Callable[[int], list[float]], peak: float
-    ) -> None:
-        """Gather, decide, act, and report.
+    def end_round(self, optimizer: Optimizer, span: tuple[int, int], course: Course) -> None:
+        """Gather, decide, act, and report. Collective.
 
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
         those.
+
+        Args:
+            optimizer: the optimizer.
+            span: the last step of the round, and the one to come.
+            course: the schedule at these.
         """
         began, memory, journal = time.perf_counter(), self.memory, self.journal_writer
-        then, now = schedule(span[0]), schedule(span[1])
+        (then, now), peak = course.held if self.holds_rise else course.free, course.climb_end
         rates = self.rates(then, span[0])
         is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
         # arriving: the error of a failed collective names the ranks that are missing
@@ -347,12 +285,12 @@ class Search(EqualByState):
         memory.is_falling = evidence.shape < self.rule.constants.fall_start
         self._act(decision, evidence, progress, optimizer)
         ends = span[1] == self.total_steps
-        memory.rests = memory.is_bound or (ends if self.total_steps else has_peaked and memory.quiet >= _QUIET)
+        memory.rests = memory.is_bound or (ends if self.total_steps else has_peaked and memory.quiet >= QUIET)
         self.losses.reset()
         if writes:
             # named as in the journal of a replica ensemble: its controller decides, here the rule does
             seconds = {"gather": gathered - began, "controller": time.perf_counter() - gathered}
-            now = schedule(span[1])  # another one, if the search has stopped
+            now = (course.held if self.holds_rise else course.free)[1]  # the search may have stopped
             both = (rates, self.rates(now, span[1])), (then, now)
             record = reporting.record_of(memory, evidence, decision, *both, seconds)
             journal.write({**record, "total_steps": self.total_steps}, self.knobs, began)
@@ -371,10 +309,10 @@ class Search(EqualByState):
         Returns:
             what all ranks have seen, and whether this rank writes the journal.
         """
-        measure = None if self._sampling is Sampling.NONE else self._sampler.measure
+        measure = None if self.steps.sampling is Sampling.NONE else self.steps.measure
         if not is_alone:
             self.ranks.average_buffers(span[0], Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
-        weights, steps = NO_WEIGHTS._replace(parameters=trained_parameters(optimizer)), self._steps
+        weights, steps = NO_WEIGHTS._replace(parameters=trained_parameters(optimizer)), self.steps.in_round
         buffers = self.ranks.buffers if self.model is not None else []
         own = read(
             {
@@ -420,8 +358,7 @@ class Search(EqualByState):
         """
         memory, measured, end = self.memory, seen.measured, seen.span[1]
         if seen.steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
-            self._hook.captured = True
-            self._sampler.measure.begin_path()
+            self.steps.notice_graph()
         blocks = memory.signed(seen.blocks, measured.gradients, sign)
         progress = memory.progress.after(blocks, end) if memory.has_losses else memory.progress
         evidence = seen._replace(
@@ -434,7 +371,7 @@ class Search(EqualByState):
             ),
             log_guess=math.log(then[memory.lead]) if then[memory.lead] > 0 else 0.0,
             estimated_log_factor=_log_ratio(measured.estimated_rate, then[memory.lead]),
-            made=self._sampler.made,
+            made=self.steps.made,
             has_losses=memory.has_losses,
             has_fallen=progress.is_below,
             has_gained=progress.has_gained,
@@ -444,7 +381,7 @@ class Search(EqualByState):
 
     def _decide(self, optimizer: Optimizer, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """Ask the rule, within the bounds that the user gave."""
-        known = self.rule.remembering(self.found, self._snapshots.present(optimizer))
+        known = self.rule.remembering(self.found, self.steps.snapshots.present(optimizer))
         if not self._is_bounded:
             self.memory.is_bound = False  # in a checkpoint it may have been
             return self.rule.after_round(known, evidence)
@@ -458,11 +395,11 @@ class Search(EqualByState):
         """Do with the weights what was decided, remember it, and begin the next round."""
         slot = decision.slot
         if decision.action is Action.KEEP and slot is not None and self._rollback and not self._is_finished:
-            self._snapshots.keep(slot, optimizer, self.model)
+            self.steps.snapshots.keep(slot, optimizer, self.model)
         elif decision.action is Action.ROLL_BACK and slot is not None:
-            self._snapshots.roll_back_(slot, optimizer, self.model)
+            self.steps.snapshots.roll_back_(slot, optimizer, self.model)
         elif decision.action is Action.RESTART:
-            self._snapshots.roll_back_(START, optimizer, self.model)
+            self.steps.snapshots.roll_back_(START, optimizer, self.model)
         elif decision.action is Action.GO_ON and not evidence.is_finite:
             raise DivergedError(
                 f"the weights are NaN or infinite at step {evidence.span[1]}, and there is no snapshot to roll back "
@@ -470,20 +407,16 @@ class Search(EqualByState):
             )
         self.memory.note(decision, evidence, progress)
         kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
-        self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
-        self._sampler.begun = self._sampler.made
-        self._sampler.measure.begin_round()
-        if decision.resets_path or evidence.measured.is_broken or self._sampling is Sampling.NONE:
-            self._sampler.measure.begin_path()
-        if self._hook.captured:
-            self._await_replay(optimizer)
+        self.steps.snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
+        self.steps.sampling = self._sampling
+        self.steps.begin_round(optimizer, resets_path=decision.resets_path or evidence.measured.is_broken)
 
     def _warn_of(self, decision: Decision, t: int) -> None:
         """Warn of what was decided, and log once that there are no losses; on the first rank."""
         if self.replica_index.replica != 0:
             return
         reporting.warn_of(decision, t)
-        is_time = self.found.phase is Phase.SEARCHING and self._sampler.made > self.rule.constants.min_round
+        is_time = self.found.phase is Phase.SEARCHING and self.steps.made > self.rule.constants.min_round
         is_told = decision.why is not None or decision.rolled_back_to is not None
         if is_time and not (self.memory.has_losses or is_told or self._has_asked):
             self._has_asked = True
@@ -497,17 +430,17 @@ class Search(EqualByState):
         if not (ends or peaks_now or settles) or self.replica_index.replica != 0:
             return
         told = memory.told
-        if (ends or peaks_now) and self.rule.searches and memory.progress.is_known:
+        if (ends or peaks_now) and memory.progress.is_known:
             reporting.warn_of_losses(memory.progress, t, sign, ends=ends)
         if ends and self.holds_rise:
             # a schedule of the user's own has no peak to be given
-            reporting.log_end(told, has_peak="schedule" not in self.journal_writer.arguments)
+            reporting.log_end(told, has_peak=self.journal_writer.arguments.get("schedule") == "trapezoid")
         elif settles:
             reporting.log_settled(told, t)
 
     def _tell_what_is_missing(self, t: int) -> None:
         """At the first step since a checkpoint was loaded: by now all of it is."""
-        lacks_tensors, self.is_just_loaded, self._lacks_tensors = self._lacks_tensors, False, False
+        lacks_tensors, self.steps.is_loaded, self._lacks_tensors = self._lacks_tensors, False, False
         if lacks_tensors and t < (self.total_steps or math.inf) and self.replica_index.replica == 0:
             reporting.warn(reporting.resumed_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
@@ -526,9 +459,9 @@ class Search(EqualByState):
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
-        counts = {"made": self._sampler.made, "begun": self._sampler.begun}
+        counts = {"made": self.steps.made, "begun": self.steps.begun}
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
-        return {**envelope, "searches": self.rule.searches, **self.memory.saved(), **counts}
+        return {**envelope, **self.memory.saved(), **counts}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
@@ -546,20 +479,13 @@ class Search(EqualByState):
 
         Without :meth:`load_tensors` a new path begins, and there is no snapshot yet.
         """
-        memory, searches, made, begun = _read(state)
-        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
-        self.take_over()
-        self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
+        memory, made, begun = _read(state)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
+        self.steps.restart(made, begun)
+        self.memory = memory
         self.memory.lead = self._groups[0]
         self._lacks_tensors = self.found.phase is Phase.SEARCHING
         self._resume(t, state)
-
-    def adopt(self, total_steps: int, t: int) -> None:
-        """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
-        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
-        if t > 0:
-            self.memory.found, self.memory.stopped_for = self.rule.stopped(), Reason.ADOPTED
-        self._resume(t, {})
 
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
         """The schedule falls from ``t`` on, over ``steps`` steps, and from the rate as it is. Collective.
@@ -578,8 +504,9 @@ class Search(EqualByState):
         """A checkpoint has set the counter to ``t``. The losses of the round so far are not in it."""
         self.losses.reset()
         self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
-        self.is_just_loaded, self._is_finished = True, False
-        self.journal_writer.resume(t, mid_round=self._steps > 0)
+        self.steps.is_loaded, self._is_finished = True, False
+        self.steps.sampling = self._sampling
+        self.journal_writer.resume(t, mid_round=self.steps.in_round > 0)
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What the search holds in tensors at step ``t``, and this rank's losses of the round so far."""
@@ -588,8 +515,8 @@ class Search(EqualByState):
             "step": t,
             "losses": [self.losses.saved()],
             "kept": plain(self.found.snapshots),
-            "measure": self._sampler.measure.saved(optimizer),
-            "snapshots": self._snapshots.saved(optimizer),
+            "measure": self.steps.measure.saved(optimizer),
+            "snapshots": self.steps.snapshots.saved(optimizer),
         }
 
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
@@ -598,41 +525,18 @@ class Search(EqualByState):
             version, step = search["version"], search["step"]
             if (version, step) != (STATE_VERSION, t):
                 raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
-            losses = Losses.loaded(rows_of(search["losses"], self.replica_index))
+            losses = Losses.loaded(self.replica_index.own(search["losses"]))
             kept = tuple(Snapshot(int(made), int(slot)) for made, slot in search["kept"])
             measure = Measure.loaded(search["measure"], self._groups, optimizer)
             snapshots = Snapshots.loaded(search["snapshots"], optimizer)
-        self.losses, self._sampler.measure, self._snapshots = losses, measure, snapshots
+        self.losses, self.steps.measure, self.steps.snapshots = losses, measure, snapshots
         self.memory.found = self.found._replace(snapshots=kept)
         self._lacks_tensors = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: a copy has other tensors, so what is kept of them goes by their parameters' places.
 
-        The copy of the optimizer has no hooks.
-        """
-        state, optimizer = {**vars(self), "_hook": StepHook()}, self._optimizer
-        if optimizer is None:
-            return state
-        return {
-            **state,
-            "_snapshots": self._snapshots.saved(optimizer),
-            "measure": self._sampler.measure.saved(optimizer),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        optimizer, measure = state["_optimizer"], state.pop("measure", None)
-        vars(self).update(state)
-        if optimizer is not None:
-            self._snapshots = Snapshots.loaded(state["_snapshots"], optimizer)
-            self._sampler.measure = Measure.loaded(measure, self._groups, optimizer)
-            self._hook.begin(optimizer, self, Search._before_step)
-            self._snapshots.watch(optimizer)
-
-
-def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
-    """What is remembered, whether it searches, and the steps made: in all, and before this round."""
-    return Memory.loaded(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
+def _read(state: Mapping[str, Any]) -> tuple[Memory, int, int]:
+    """What is remembered, and the steps made: in all, and before this round."""
+    return Memory.loaded(state), int(state["made"]), int(state["begun"])
 
 
 def _log_ratio(rate: float, guess: float) -> float:

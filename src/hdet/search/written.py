@@ -1,62 +1,46 @@
-"""The rates that a scheduler has written for a search: whether they are still those in the optimizer.
+"""The rates that a search has written: whether they are still those in the optimizer.
 
 If somebody else writes one, the search would measure steps of another length than it thinks, and find a wrong rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-from weakref import ref
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from hdet.search.reporting import listed, warn
+from hdet.optimizer.rates import Rate, put_rate
+from hdet.rule.found import listed
+from hdet.search.reporting import warn
 
-_Groups = Sequence[Mapping[str, Any]]
-
-
-class Scheduler(Protocol):
-    """What writes rates."""
-
-    last_epoch: int
-
-    def _own_again(self, *, is_loaded: bool) -> None: ...
+_Groups = Sequence[dict[str, Any]]
 
 
 class Written:
-    """The rates as the scheduler has left them in its optimizer. Nothing is read from a device unless they changed.
+    """The rates as they were left in the optimizer. Nothing is read from a device unless they changed.
 
     A float is known by its value; a tensor by itself, and by how often it was changed in place.
     """
 
     def __init__(self) -> None:
-        self.is_shared = False
-        """Whether other schedulers have their turn too, as in SequentialLR: rates of others are then no surprise."""
+        self._rates: Sequence[Rate] = ()
         self._marks: list[Any] = []
-        self._scheduler: ref[Scheduler] | None = None
+        self._t = 0
         self._is_told = False
         """Whether people know of it, and it has not stopped since."""
 
-    def begin(self, scheduler: Scheduler) -> None:
-        """Rates are written by this scheduler. It is held weakly: it holds the search."""
-        self._scheduler = ref(scheduler)
-
-    def note(self, groups: _Groups) -> None:
-        """The scheduler has just written the rates of these groups."""
-        rates = () if self.is_shared else [group["lr"] for group in groups]
-        self._marks = [rate if isinstance(rate, float) else _mark(rate) for rate in rates]
-
-    def forget(self) -> None:
-        """Until rates are written again it is unknown whose they are."""
-        self._marks = []
+    def note(self, groups: _Groups, rates: Sequence[Rate], t: int) -> None:
+        """These rates of step ``t`` have just been written into these groups."""
+        self._rates, self._t = rates, t
+        self._marks = [own if isinstance(own := group["lr"], float) else _mark(own) for group in groups]
 
     def hold(self, groups: _Groups, *, is_loaded: bool) -> None:
-        """Before a step: have the scheduler write its rates again, if others are there, and say so.
+        """Before a step: write the rates again, if others are there, and say so.
 
         ``is_loaded``: whether a checkpoint was loaded since the last step. It may have brought the rates of its run.
         """
-        if len(self._marks) != len(groups):  # one was added, or rates of others are no surprise
+        if len(self._marks) != len(groups):  # one was added
             return
         for group, mark in zip(groups, self._marks, strict=True):
             if (rate := group["lr"]) is not mark and not _is_there(rate, mark):
@@ -64,26 +48,19 @@ class Written:
         else:  # as usual, without delay
             self._is_told = False
             return
-        scheduler = None if self._scheduler is None else self._scheduler()
-        if scheduler is None:
-            return
-        if scheduler.last_epoch < 0:  # SequentialLR leaves -1 in one that waits for its turn
-            self.is_shared = True
-            return
         found = [float(group["lr"]) for group in groups]
-        scheduler._own_again(is_loaded=is_loaded)
+        for group, mark, rate in zip(groups, self._marks, self._rates, strict=True):
+            group["lr"] = mark[0] if isinstance(mark, tuple) else mark  # the tensor itself
+            put_rate(group, rate)
+        self.note(groups, self._rates, self._t)
         own = [float(group["lr"]) for group in groups]
         if found != own and not is_loaded and not self._is_told:
             self._is_told = True
             warn(
-                f"the optimizer's lr was {listed(found)} at step {scheduler.last_epoch}, but the search had written "
+                f"the optimizer's lr was {listed(found)} at step {self._t}, but the search had written "
                 f"{listed(own)}, and has written that again. An lr is a guess, to be given before the scheduler is "
                 "built; highest= bounds it, schedule= shapes it. If a checkpoint brought it, load its scheduler too"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: the copy of the scheduler calls :meth:`begin`."""
-        return {**vars(self), "_scheduler": None}
 
 
 def _mark(rate: Any) -> Any:

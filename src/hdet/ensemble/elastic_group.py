@@ -1,0 +1,273 @@
+"""An elastic group: replicas that come and go, on torchft. A round ends with a meeting of those that are there.
+
+A round keeps the places that its replicas got when it began. At its end, a replica that is gone is left out, as one
+whose weights are not finite. The members of the meeting get the places of the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from hdet.copies import copies_of, write_
+from hdet.ensemble.converge import converge, is_finite, refuse_diverged
+from hdet.ensemble.members import Member, distances_in_places, in_places, mean_over_ranks, odd_members, of_members
+from hdet.ensemble.peer_state import PeerState
+from hdet.ensemble.probe import ProbeBatch
+from hdet.ensemble.record import record_of
+from hdet.ensemble.signals import ProbeLoss, Signal
+from hdet.ensemble.steering import Decision, Ending, Outcome, Steering
+from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.journal.writer import Clock, JournalWriter
+from hdet.ranks.agreement import Occasion, RankReport, agree, in_text
+from hdet.ranks.group import ReplicaIndex, Solo
+from hdet.ranks.managed import ManagedGroup
+from hdet.ranks.shards import is_distributed
+from hdet.ranks.torchft import FailedTry, Torchft
+from hdet.ranks.weights import ReplicaTensors, Weights
+from hdet.rollback.losses import Losses
+
+_log = logging.getLogger("hdet")
+_KEY = "hdet"
+
+
+class _Round(NamedTuple):
+    """What a meeting makes of a round. It counts once the meeting is committed."""
+
+    decision: Decision
+    divergence: list[float] | None
+    keeps_state: bool
+
+
+@dataclass(eq=False)
+class ElasticGroup:
+    """The replicas of torchft, seen from one of them.
+
+    Args:
+        torchft: the user's ``group=``.
+        steering: the values, and what moves them.
+        replica_tensors: which tensors make up the replica.
+        alike: arguments that must be equal on all replicas, as texts.
+        journal_writer: the journal.
+    """
+
+    torchft: Torchft
+    steering: Steering
+    replica_tensors: ReplicaTensors
+    alike: InitVar[Mapping[str, str]]
+    journal_writer: JournalWriter
+    peer_state: PeerState = field(init=False)
+    place: ReplicaIndex | None = field(default=None, init=False)
+    """This replica's place in the round; None before it has joined."""
+
+    def __post_init__(self, alike: Mapping[str, str]) -> None:
+        arguments = {**in_text(self.journal_writer.arguments), **alike}
+        self.peer_state = PeerState(self.steering, self.replica_tensors, arguments, self.torchft.name)
+
+    @property
+    def replica_index(self) -> ReplicaIndex:
+        """This replica's place."""
+        return self.place or Solo.replica_index
+
+    def check_step(self, optimizer: Optimizer, t: int) -> None:
+        """Raise unless the replica has joined before the first step."""
+        if self.place is None:
+            raise ArgumentError(
+                f"step() was called at step {t} before the replica has joined; call group.join(scheduler) before the "
+                "loop, where group is what hdet.torchft(manager) gave"
+            )
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    def join(self, scheduler: Any, schedule: Callable[[int], list[float]], t: int, clock: Clock) -> Outcome | None:
+        """Meet the others for the first time, at step ``t``.
+
+        The state of ``scheduler`` goes to replicas that come later, and a state that a peer sends is loaded into it.
+        Returns the round that the others have ended in this meeting; None if no replica has trained before.
+        """
+        optimizer: Optimizer = scheduler.optimizer
+        if self.place is not None:
+            raise ArgumentError("join() was called before; call it once, before the loop")
+        weights = self.replica_tensors.first_weights(optimizer, needs_model=True)
+        if any(map(is_distributed, weights.tensors)):
+            raise ShardedParametersError(
+                "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
+                "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
+            )
+        check_ranks(self.torchft.ranks, self.replica_tensors)
+        if self.torchft.ranks > 1 and dist.get_rank() > 0:  # of several ranks that are one replica, the first writes
+            self.journal_writer.give_up()
+        self.peer_state.scheduler = scheduler
+        try:
+            self.torchft.manager.register_state_dict_fn(_KEY, self.peer_state.load, self.peer_state.sent)
+        except AssertionError:
+            raise ArgumentError(
+                "the manager serves another scheduler already, whose state it sends to those who come; make one "
+                "manager for each scheduler"
+            ) from None
+        self.journal_writer.lock(Solo(), writes=True)
+        return self._meet(Ending(optimizer, (t, t + 1), schedule), RankReport(), clock)
+
+    # -- the meeting ----------------------------------------------------------------------------------------------
+
+    def end_round(self, end: Ending, losses: Losses, signal: float | None, clock: Clock) -> Outcome:
+        """Meet, and go on as the members have agreed. The arguments are those of ``FixedGroup.end_round``."""
+        loss, signal = mean_over_ranks(self.torchft.ranks, losses.mean(), signal)
+        own = RankReport(loss, losses.count > 0, signal, self.journal_writer.is_kept)
+        outcome = self._meet(end, own, clock)
+        assert outcome is not None  # this replica has trained
+        return outcome
+
+    def _meet(self, end: Ending, own: RankReport, clock: Clock) -> Outcome | None:
+        """Quorum, exchange, mean, commit. Tries until a try is committed; a try that is not leaves nothing behind.
+
+        Returns:
+            the round that has ended; None if no replica has trained before.
+        """
+        deadline = time.monotonic() + self.torchft.timeout
+        while True:
+            self.peer_state.healed_at = None
+            place = ReplicaIndex(*self.torchft.quorum(deadline))
+            if self.peer_state.healed_at is not None:
+                end = end._replace(span=(self.peer_state.healed_at, self.peer_state.healed_at + 1))
+            clock.lap("quorum")
+            weights = self.replica_tensors.weights(end.optimizer)
+            copies = copies_of(weights.tensors) if place.size > 1 else []
+            failure, members, ended = None, list[Member](), None
+            try:
+                group = ManagedGroup(self.torchft.manager, place, weights.device)
+                members, ended = self._try(end, own, group, clock)
+                group.gather([1.0])  # after this all have the mean, so that no replica commits while another cannot
+            except FailedTry as error:
+                failure = error
+                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
+            if self.torchft.commit(failure) and failure is None:
+                return self._take_place(members, place, ended, clock)
+            if copies:
+                write_(weights.tensors, copies)
+
+    def _try(
+        self, end: Ending, own: RankReport, group: ManagedGroup, clock: Clock
+    ) -> tuple[list[Member], _Round | None]:
+        """The members, and what they make of the round; None if no replica has trained yet.
+
+        Changes weights and, if they are averaged, optimizer state.
+        """
+        before, places = end.span[0], len(self.peer_state.members)
+        history = self.peer_state.fingerprint(str(before))
+        mine = Member(self.peer_state.has_trained, self.replica_index.replica, own.has_loss, history, self.torchft.name)
+        members = group.gather_objects(mine)
+        trained = [member for member in members if member.has_trained]
+        weights = self.replica_tensors.weights(end.optimizer)
+        if not trained:
+            self._agree_to_begin(group, before, weights, history)
+            return members, None
+        odd = odd_members(members, trained)
+        if odd:
+            if mine in odd:
+                self.torchft.request_state()
+            raise FailedTry(f"{', '.join(m.name for m in odd)} met apart from the others, and will load their state")
+        if not self.peer_state.has_trained:
+            own = RankReport(has_loss=trained[0].has_loss, keeps_journal=self.journal_writer.is_kept)
+        equal = not self.steering.has_spread
+        roll = agree(group, Occasion.ROUND_END, before, weights, own, expect_equal=equal)
+        counted = roll._replace(finite=[f and m.has_trained for f, m in zip(roll.finite, members, strict=True)])
+        what = self.steering.name_of(end)
+        if not any(counted.live):
+            refuse_diverged(counted, what)
+        refuse_diverged(of_members(roll, [i for i, member in enumerate(members) if member.has_trained]), what)
+        clock.lap("gather")
+        dealt, place = in_places(counted, members, places), ReplicaIndex(mine.place if mine.has_trained else 0, places)
+        decision = self.steering.decide(end, dealt, place)
+        clock.lap("controller")
+        divergence = None
+        if group.replica_index.size > 1:
+            distances = converge(group, group, weights, counted, measure=counted.writer is not None)
+            divergence = None if distances is None else distances_in_places(distances, members, places)
+        clock.lap("converge")
+        keeps_state = counted.live[group.rank] or not self.peer_state.has_trained or is_finite(end.optimizer)
+        return members, _Round(decision, divergence, keeps_state)
+
+    def _agree_to_begin(self, group: ManagedGroup, t: int, weights: Weights, history: float) -> None:
+        """No replica has trained: raise unless all have the same arguments and have loaded the same state."""
+        if self.torchft.ranks > 1:  # each rank has loaded the weights of another replica than the rank beside it
+            for tensor in weights.tensors:
+                dist.broadcast(tensor, src=0)
+        given = {**self.peer_state.arguments, "what was loaded": str(history)}
+        agree(group, Occasion.FIRST_STEP, t, weights, RankReport(), expect_equal=False, arguments=given)
+
+    def _take_place(
+        self, members: Sequence[Member], place: ReplicaIndex, ended: _Round | None, clock: Clock
+    ) -> Outcome | None:
+        """The meeting counts: move the base values, and take the place that this replica has in the next round."""
+        names, outcome = list(self.peer_state.members), None
+        if ended is not None:
+            record = None
+            if self.journal_writer.is_kept:
+                here = {member.place for member in members if member.has_trained}
+                record = record_of(self.steering, ended.decision, ended.divergence, clock.seconds)
+                record |= {"names": names, "absent": [r for r in range(len(names)) if r not in here]}
+                record["joined"] = [member.name for member in members if not member.has_trained]
+            self.steering.bases = ended.decision.bases
+            outcome = Outcome(ended.decision.end, record, ended.keeps_state)
+        self.peer_state.remember([member.name for member in members])
+        self.place = place
+        return outcome
+
+    # -- what has no quorum ---------------------------------------------------------------------------------------
+
+    def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
+        """Do nothing right after a round, when replicas are equal. Inside a round it is refused."""
+        if self.steering.rounds.is_inside(t):
+            self._refuse(f"{occasion.name.lower()}()", t)
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """Do nothing right after a round, as :meth:`converge`."""
+        self.converge(optimizer, t, Occasion.CONSENSUS)
+        yield
+
+    def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
+        """Refuse: metrics may come at any step, and must be equal on all replicas."""
+        self._refuse("step(metrics=...)", t)
+
+    def _refuse(self, what: str, t: int) -> NoReturn:
+        raise ArgumentError(
+            f"replicas of torchft meet only where a round ends, but got {what} at step {t}; evaluate and save at step "
+            f"{self.steering.rounds.next_end(t)}, where all replicas are equal, and use a schedule without metrics"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A manager cannot be copied: the copy has not joined."""
+        return {**vars(self), "torchft": None, "place": None}
+
+
+def check_signal(signal: Signal) -> None:
+    """Raise for a probe whose batches come from one rank: replicas that come and go find them by themselves."""
+    probe = signal.fn if isinstance(signal, ProbeLoss) else None
+    if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
+        raise ArgumentError(
+            "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
+            "give it a list of batches or batch_fn(round)"
+        )
+
+
+def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:
+    """Raise unless several ranks can be one replica: they need a process group of their own, and equal moments."""
+    if ranks > 1 and not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
+        raise ArgumentError(
+            f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process group "
+            "of them, over which their losses are averaged; call init_process_group in each replica"
+        )
+    if ranks > 1 and not replica_tensors.with_state:
+        raise ArgumentError(
+            f"ranks of one replica need the same moments, but torchft brings each of its {ranks} ranks those of "
+            'another peer; use optimizer_state="average"'
+        )

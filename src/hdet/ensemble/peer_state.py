@@ -1,0 +1,85 @@
+"""The state that a replica of torchft sends to one that comes, and what tells whether two replicas hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hdet.copies import write_
+from hdet.ensemble.steering import Steering
+from hdet.journal.file import mapped
+from hdet.ranks.agreement import check_equal
+from hdet.ranks.weights import ReplicaTensors, fingerprint_of_words
+
+
+@dataclass(eq=False)
+class PeerState:
+    """All that replicas which come and go have in common, seen from one of them.
+
+    Args:
+        steering: the values, and what moves them.
+        replica_tensors: which tensors make up the replica.
+        arguments: must be equal on all replicas, as texts.
+        name: this replica's, for messages.
+    """
+
+    steering: Steering
+    replica_tensors: ReplicaTensors
+    arguments: Mapping[str, str]
+    name: str
+    scheduler: Any = field(default=None, init=False)
+    """Its state goes to a replica that comes, and a peer's state is loaded into it."""
+    history: float = field(default=0.0, init=False)
+    """A fingerprint of all meetings so far."""
+    members: Sequence[str] = field(default=(), init=False)
+    """The names of the replicas that were in the last meeting, in the order of their places."""
+    healed_at: int | None = field(default=None, init=False)
+    """The step of the peer whose state was loaded in this quorum."""
+    has_trained: bool = field(default=False, init=False)
+    """Whether this replica has trained in the round."""
+
+    def fingerprint(self, *words: str) -> float:
+        """A number for all meetings so far, for what was learned (to nine digits, since machines may round apart), and
+        for some words."""
+        learned = {"spreads": [spec.spread for spec in self.steering.specs], **self.steering.state()}
+        rounded = mapped(learned, lambda value: f"{value:.9g}" if isinstance(value, float) else value)
+        return fingerprint_of_words([repr(self.history), repr(self.members), repr(rounded), *words])
+
+    def remember(self, members: Sequence[str]) -> None:
+        """A meeting counts: these replicas were in it."""
+        self.history, self.members = self.fingerprint(*members), list(members)
+        self.has_trained = True
+
+    def sent(self) -> dict[str, Any]:
+        """What a newcomer needs. The tensors themselves: no replica changes them before the newcomer has them."""
+        optimizer, model = self.scheduler.optimizer, self.replica_tensors.model
+        weights = self.replica_tensors.weights(optimizer)
+        return {
+            "arguments": dict(self.arguments),
+            "meetings": (self.history, self.members),
+            "weights": None if model is not None else [t.detach() for t in (*weights.parameters, *weights.still)],
+            "model": model.state_dict() if model is not None else None,
+            "optimizer": optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take the state that a peer had when it came to the meeting. Raises before anything is changed."""
+        cure = f"Rank 1 is this replica, {self.name!r}: give it the arguments of the others."
+        check_equal([state["arguments"], self.arguments], cure)
+        model, optimizer = self.replica_tensors.model, self.scheduler.optimizer
+        if model is not None:
+            model.load_state_dict(state["model"])
+        else:
+            weights = self.replica_tensors.weights(optimizer)
+            own = [*weights.parameters, *weights.still]
+            write_(own, [value.to(tensor) for tensor, value in zip(own, state["weights"], strict=True)])
+        optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.history, self.members = state["meetings"]
+        self.healed_at, self.has_trained = self.scheduler.last_epoch, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has a scheduler of its own, with which it has not joined."""
+        return {**vars(self), "scheduler": None, "has_trained": False}

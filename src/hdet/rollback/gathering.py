@@ -1,0 +1,137 @@
+"""What the ranks of a guarded run do together: they check that they agree, and gather what each has seen.
+
+After each of these all ranks know the same, so that all make the same decision. A guard on one rank skips them.
+:mod:`hdet.ranks` serves replica ensembles too, so to its code each rank is a *replica*. :func:`arriving` adds to the
+error of a failed collective which ranks are missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.optimizer.groups import direction, trained_parameters
+from hdet.ranks.agreement import Occasion, RankReport
+from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, gather_named
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import is_distributed, local
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
+from hdet.rollback.guard_state import Step, merged_step
+from hdet.rollback.guarded_step import gradient_norm, is_float, largest, memory_of
+
+__all__ = ["GuardRanks"]
+
+
+class GuardRanks:
+    """The ranks that train a model under guards. They hold equal weights, or each a part of them.
+
+    Args:
+        optimizer: the guarded one.
+        model: its buffers are measured as well. Those that are not finite now, such as masks, are not.
+        alike: arguments that must be equal on all ranks, as texts.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, alike: Mapping[str, str]) -> None:
+        self._optimizer, self._model = optimizer, model
+        self._rank_group = RankGroup(None, alike)
+        self._replica_tensors = ReplicaTensors(model)
+        self._replica_tensors.remember(optimizer)
+        self._replica_tensors.set_aside()
+
+    @property
+    def replica_index(self) -> ReplicaIndex:
+        """This rank's number and how many there are, as known now: torch.distributed may be initialised later."""
+        return self._rank_group.replica_index
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank."""
+        return self.replica_index.size == 1
+
+    @property
+    def _trained(self) -> Weights:
+        return NO_WEIGHTS._replace(parameters=trained_parameters(self._optimizer))
+
+    def connect(self, t: int) -> None:
+        """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
+        if not self._rank_group.is_due:
+            return
+        group: ReplicaGroup = Solo()
+        if not self.is_alone:
+            self._replica_tensors.first_weights(self._optimizer, needs_model=True)  # raises for what cannot be held so
+            with arriving("the first step, where the ranks meet"):
+                group, _ = self._rank_group.first(t, self._trained, {}, keeps_journal=False)
+        self._rank_group.begin(group)
+
+    def gradient_norm(self, t: int) -> Tensor | None:
+        """The norm of the gradients, the same on all ranks. Collective if each rank has a part of them.
+
+        Gradients that DDP has summed are equal. Ranks with shards add the squares of their norms.
+        """
+        norm = gradient_norm(self._optimizer)
+        trained = [] if self.is_alone else trained_parameters(self._optimizer)
+        if not any(map(is_distributed, trained)):
+            return norm
+        self.connect(t)
+        square = torch.zeros((), device=trained[0].device) if norm is None else norm.float().square()
+        with arriving(f"a step under a hdet.Guard, {t}"):
+            self._rank_group.group.start_sum(square)()
+        return square.sqrt()
+
+    def sizes(self) -> dict[str, Tensor | None]:
+        """The largest weight, and the largest number of what belongs to the weights, of this rank."""
+        rest = largest([*self._replica_tensors.buffers(), *memory_of(self._optimizer)])
+        return {"size": largest(trained_parameters(self._optimizer)), "rest": rest}
+
+    def merged(self, ranks: Sequence[Step]) -> Step:
+        """One step as all ranks have seen it, its loss with the sign with which lower is better."""
+        return merged_step(ranks, direction(self._optimizer.param_groups))
+
+    def gather(self, t: int, steps: Sequence[Step], sizes: Mapping[str, float]) -> tuple[list[Step], bool, float]:
+        """What all ranks have seen until step ``t``. Collective: two small gathers.
+
+        Args:
+            t: steps made.
+            steps: what this rank has seen of those that were not gathered yet.
+            sizes: those of the last snapshot on this rank; empty if there are none to be judged.
+
+        Returns:
+            the steps; whether all sizes are finite; the largest weight.
+        """
+        is_finite, size = all(map(math.isfinite, sizes.values())), sizes.get("size", 0.0)
+        if self.is_alone:
+            return [self.merged([one]) for one in steps], is_finite, size
+        weights, known = self._trained, [is_finite, 0, 0]
+        self._rank_group.agree(Occasion.ROUND_END, t, weights, RankReport(), expect_equal=False, values=known)
+        row = {"finite": [float(is_finite)], "size": [size]} | {str(k): _row_of(one) for k, one in enumerate(steps)}
+        rows = gather_named(self._rank_group.group, row, weights.device)
+        seen = [self.merged([_step_of(found[str(k)]) for found in rows]) for k in range(len(steps))]
+        return seen, all(found["finite"][0] for found in rows), max(found["size"][0] for found in rows)
+
+    def are_finite(self, sizes: Iterable[Tensor | None]) -> bool:
+        """Whether sizes are finite on all ranks. Synchronises host and device. Collective."""
+        own = all(math.isfinite(float(size)) for size in sizes if size is not None)
+        return all(row[0] for row in self._rank_group.group.gather([float(own)], self._trained.device))
+
+    def not_finite(self) -> list[str]:
+        """The parameters with NaN or infinities on any rank, and the buffers with NaN, by name. Collective."""
+        names = [name for name, p in self._model.named_parameters() if is_float(p) and not local(p).isfinite().all()]
+        names += [name for name, b in self._model.named_buffers() if is_float(b) and local(b).isnan().any()]
+        rows = self._rank_group.group.gather_objects(names)
+        return list(dict.fromkeys(name for own in rows for name in own))
+
+
+def _row_of(step: Step) -> list[float]:
+    """A step as numbers: for loss and norm, whether it is known, and which it is; then whether it was left out."""
+    pairs = [(value is not None, math.nan if value is None else value) for value in (step.loss, step.norm)]
+    return [*map(float, (*pairs[0], *pairs[1], step.left_out))]
+
+
+def _step_of(row: Sequence[float]) -> Step:
+    """The step of :func:`_row_of`."""
+    has_loss, loss, has_norm, norm, left_out = row
+    return Step(loss if has_loss else None, norm if has_norm else None, bool(left_out))

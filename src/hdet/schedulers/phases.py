@@ -1,0 +1,76 @@
+"""The phases of torch's OneCycleLR, and the rates in them.
+
+A phase is a dict, as in torch: the step at which it ends, and the levels between which it goes, by their names in a
+parameter group ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from hdet.errors import ArgumentError
+from hdet.schedulers.arguments import check_peak
+
+Phase = Mapping[str, Any]
+"""As in torch's states; see above."""
+
+
+def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
+    """The phase that step ``t`` is in, which may be a fraction of a step, and which part of it is over.
+
+    >>> phase_at([{"end_step": 4, "start_lr": "max_lr", "end_lr": "min_lr"}], 3)[1]
+    0.75
+    """
+    start = end = 0.0
+    for phase in phases:
+        start, end = end, phase["end_step"]
+        if t <= end:
+            break
+    if start == end and len(phases) > 1 and phase is phases[-1]:
+        return phases[-2], 1.0  # pct_start leaves no step to the last phase: torch divides by zero
+    return phase, (t - start) / (end - start)
+
+
+def _cosine(start: Any, end: Any, part: float) -> Any:
+    return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
+
+
+def _linear(start: Any, end: Any, part: float) -> Any:
+    return (end - start) * part + start
+
+
+ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "linear": _linear}
+"""The value between two levels, numbers or tensors of one element, when ``part`` of a phase is over."""
+
+
+def annealing_in(state: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of annealing in a state of torch before 2.0, which has a function in place of its name."""
+    kind = getattr(state.get("anneal_func"), "__name__", "").rpartition("_")[2]
+    return {"_anneal_func_type": kind} if kind in ANNEALINGS else {}
+
+
+def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, momenta: bool) -> None:
+    """Give groups that were added to the optimizer the levels of the schedule. Raises before it changes any.
+
+    Args:
+        groups: of the optimizer.
+        new: the numbers of those that were added.
+        momenta: whether they are cycled.
+    """
+    added = [(g, groups[g]) for g in new]
+    for g, group in added:
+        if "max_lr" not in group:
+            raise ArgumentError(
+                f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
+                'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
+            )
+        check_peak(group["max_lr"], **{f"max_lr of param_groups[{g}]": group["max_lr"]})
+    known = [group for g, group in enumerate(groups) if g not in new]
+    example = next((group for group in known if group["max_lr"] > 0), known[0])
+    for _, group in added:
+        for name in ("initial_lr", "min_lr"):
+            group.setdefault(name, group["max_lr"] * (float(example[name]) / (float(example["max_lr"]) or 1.0)))
+        for name in ("base_momentum", "max_momentum") if momenta else ():
+            group.setdefault(name, example[name])

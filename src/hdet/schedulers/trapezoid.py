@@ -1,0 +1,115 @@
+"""The schedule of ``hdet.auto``: the rate rises, is held, and falls. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from hdet.checks import is_finite, is_int, is_real
+from hdet.errors import ArgumentError
+from hdet.rule.constants import DEFAULT, DIV_FACTOR, FINAL_DIV_FACTOR, HOLD, RISE
+
+
+class LengthError(ArgumentError):
+    """A run that was saved cannot go on with the length that was given."""
+
+
+class Trapezoid(NamedTuple):
+    r"""The rate over its peak, as a function of the step t in a run of S steps.
+
+    It rises along a line from 1/25 until step 0.3 S - 1, is held until step h = 0.6 S - 1, and falls as
+    :math:`1 - \sqrt{(t - h) / (S - 1 - h)}`, to 1/250,000 in the last step.
+
+    >>> trapezoid = Trapezoid.of(100)
+    >>> [round(trapezoid.at(t), 2) for t in (0, 29, 59, 69, 99)]
+    [0.04, 1.0, 1.0, 0.5, 0.0]
+    """
+
+    total_steps: int | None
+    """S; None: the length is unknown, and the rate is held."""
+    rise: float
+    """The step at which the peak is reached."""
+    hold: float
+    """The last step at the peak."""
+
+    @classmethod
+    def of(cls, total_steps: int | None) -> Trapezoid:
+        """That of a run of this length."""
+        if total_steps is None:
+            return cls(None, float(DEFAULT.min_steps), math.inf)
+        return cls(total_steps, RISE * total_steps - 1, HOLD * total_steps - 1)
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Trapezoid:
+        """That of :meth:`_asdict`. Raises ValueError for anything else."""
+        total_steps, rise, hold = state["total_steps"], state["rise"], state["hold"]
+        if not (total_steps is None or is_int(total_steps)) or not (is_finite(rise) and is_real(hold) and hold == hold):
+            raise ValueError(f"its trapezoid is {dict(state)!r}")
+        return cls(total_steps, float(rise), float(hold))
+
+    def at(self, t: float, peak: float = 1.0) -> float:
+        """The rate at step t, which may be a fraction of a step."""
+        low = peak / DIV_FACTOR
+        if t <= self.rise and not self.is_finished:
+            return (peak - low) * (t / self.rise) + low
+        if self.total_steps is None or not self.has_fallen(t):
+            return peak
+        part = min((t - self.hold) / (self.total_steps - 1 - self.hold), 1.0)
+        return (low / FINAL_DIV_FACTOR - peak) * math.sqrt(part) + peak
+
+    def has_fallen(self, t: float) -> bool:
+        """Whether the rate is below its peak at step ``t``, on its way down."""
+        return t > self.hold
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was made by :meth:`finished`: there is no rise any more."""
+        return self.rise == self.hold
+
+    def finished(self, now: int, steps: int) -> Trapezoid:
+        """The rate falls over ``steps`` steps from ``now`` on. If it falls already, it falls faster or slower."""
+        hold = float(now - 1)
+        if self.has_fallen(now) and steps > 1 and self.total_steps is not None:
+            pace = (steps - 1) / (self.total_steps - 1 - now)
+            hold = now + pace * (self.hold - now)
+        return Trapezoid(now + steps, hold, hold)
+
+    def going_on(self, saved: Trapezoid, now: float, found: str) -> Trapezoid:
+        """The schedule of this length for a run that was saved at step ``now`` with another one.
+
+        If its rate is held already, it does not rise again. Raises a :class:`LengthError` if either has fallen.
+
+        Args:
+            saved: the schedule of the run that was saved.
+            now: its step.
+            found: the peak rates that it has found, in words.
+        """
+        if saved.has_fallen(now):
+            refuse_length(
+                saved.total_steps,
+                self.total_steps,
+                f"its rate falls from step {saved.hold:g} on and this is step {now:g}",
+                found,
+            )
+        if self.has_fallen(now):
+            raise LengthError(
+                f"total_steps must be such that the schedule falls after step {now:g}, at which the run was saved, but "
+                f"got total_steps={self.total_steps}, with which it falls from step {self.hold:g} on; give more"
+            )
+        return self._replace(rise=saved.rise) if now > saved.rise else self
+
+
+def refuse_length(saved: int | None, given: int | None, why: str, found: str) -> NoReturn:
+    """Raise because a run can only go on with the length that it had.
+
+    Args:
+        saved: that length.
+        given: the length that this scheduler was built with.
+        why: the reason.
+        found: the peak rates that the run has found, in words.
+    """
+    raise LengthError(
+        f"total_steps must be {saved} as in the run that was saved, since {why}, but got total_steps={given}; give "
+        f"that, or begin a new run from the weights with the rate {found}, which was found"
+    )

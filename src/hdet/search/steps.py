@@ -1,0 +1,220 @@
+"""The optimizer's steps, as a search sees them: a hook before each counts it and measures its gradients.
+
+Before a step the rates are held, a snapshot of the start is kept, and the gradients of some steps are sampled. Steps
+in a CUDA graph call no hook when they are replayed: they are counted and sampled afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.copies import copies_of
+from hdet.optimizer.groups import end_step
+from hdet.optimizer.hooks import hook_steps, is_capturing, once_gradients_are_there, stands_still
+from hdet.ranks.shards import is_continued
+from hdet.rollback.snapshots import START, Snapshots
+from hdet.rule.constants import Constants
+from hdet.rule.rounds import is_sampled, next_end
+from hdet.search.measure import Measure
+from hdet.search.written import Written
+
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
+
+
+class Sampling(Enum):
+    """Which gradients are measured now."""
+
+    NONE = 0
+    FIRST = 1
+    """Those of the first step: its length is unknown."""
+    SOME = 2
+    """Some of each round."""
+
+
+class Steps:
+    """Counts steps, in all and since this round began, and owns what is measured and kept of them.
+
+    Args:
+        groups: numbers of the parameter groups whose rate is searched.
+        constants: of the rule; they say which steps are sampled.
+        model: its buffers are in snapshots.
+    """
+
+    def __init__(self, groups: Sequence[int], constants: Constants, model: nn.Module | None) -> None:
+        self._constants = constants
+        self._model = model
+        self.measure = Measure(groups)
+        self.snapshots = Snapshots()
+        self.written = Written()
+        self.sampling = Sampling.FIRST
+        """The search sets it at the end of every round."""
+        self.is_loaded = False
+        """Between loading a checkpoint and the next step of the scheduler."""
+        self.made = 0
+        """Steps that the optimizer has made."""
+        self.begun = 0
+        """Steps that it had made when this round began."""
+        self.is_heard = False
+        """Whether a step came by the hook since the scheduler was stepped last; one that is replayed does not."""
+        self.captured = False
+        """Whether a step was captured into a CUDA graph: replays make steps for which no hook is called."""
+        self._inside = False
+        """Whether a step is being made. A step that calls its base class's step calls hooks twice, and is one step. One
+        that raises an error has not called its last hook: this is cleared between steps."""
+        self._sampled_last = False
+        """Whether the step that came last was sampled."""
+        self._awaits_replay = False
+        self._weights_before: list[Tensor] = []
+        """The weights before a step that is replayed from a graph and sampled afterwards."""
+        self._optimizer: Optimizer | None = None
+        """The one that trains, once it is known."""
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known. Its hooks hold this object weakly."""
+        self._optimizer = optimizer
+        hook_steps(optimizer, self, Steps._step_begins, Steps._step_is_over)
+        self.snapshots.watch(optimizer)
+
+    @property
+    def in_round(self) -> int:
+        """Steps that the optimizer has made in this round."""
+        return self.made - self.begun
+
+    def restart(self, made: int, begun: int) -> None:
+        """Forget what was measured and kept, as it is of another run, and count on from there."""
+        self.measure = Measure(self.measure.groups)
+        self.snapshots = Snapshots()
+        self.made, self.begun, self._awaits_replay = made, begun, False
+
+    # -- the hook -----------------------------------------------------------------------------------------------------
+
+    def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
+        if self._inside:
+            return None
+        self._inside = True
+        return once_gradients_are_there(args, kwargs, lambda: self._before_step(optimizer))
+
+    def _step_is_over(self, *_: Any) -> None:
+        self._inside = False
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """A step is about to be made, or a further part of one that the optimizer makes in parts, as ZeRO does."""
+        if is_capturing(optimizer):  # nothing of ours may get into the graph
+            self.captured = True
+            return
+        self.snapshots.wait()
+        if stands_still(optimizer):  # a step at the rate 0, as torch.distributed.checkpoint makes, does not count
+            return
+        if not self.is_heard:  # of several steps between two of the scheduler, the first
+            self.written.hold(optimizer.param_groups, is_loaded=self.is_loaded)
+        self._keep_start(optimizer)
+        if not is_continued(optimizer):
+            if self.sampling is not Sampling.NONE:
+                self._sample(optimizer)
+            self.made += 1
+            self.is_heard = True
+        elif self._sampled_last and self.sampling is Sampling.FIRST:
+            self.measure.sample_sizes(optimizer, continued=True)
+        elif self._sampled_last and self.sampling is Sampling.SOME:
+            self.measure.sample(optimizer, continued=True)
+
+    def _keep_start(self, optimizer: Optimizer) -> None:
+        if self.sampling is Sampling.FIRST and START not in self.snapshots.present(optimizer):
+            self.snapshots.keep(START, optimizer, self._model)
+
+    def _set_out(self, optimizer: Optimizer) -> None:
+        """Before a step: begin a path, if there is none. Layers may have been frozen or thawed since."""
+        if self.measure.begins_here(optimizer):
+            self.measure.begin_path()
+        self.measure.set_origin(optimizer)
+
+    def _sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
+        """Measure the gradients of a step. ``weights``: those at which they were taken, if not those of now."""
+        self._sampled_last = self.sampling is Sampling.FIRST or self._is_due
+        if not self._sampled_last:
+            self.measure.pass_by(optimizer)
+            return
+        self._set_out(optimizer)
+        if self.sampling is Sampling.FIRST:
+            self.measure.sample_sizes(optimizer)
+        else:
+            self.measure.sample(optimizer, weights)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the gradient of the step to come is sampled."""
+        length = next_end(self.begun, self._constants) - self.begun
+        return is_sampled(self.in_round, length, self._constants)
+
+    # -- between steps ------------------------------------------------------------------------------------------------
+
+    def end_step(self, optimizer: Optimizer) -> None:
+        """The scheduler was stepped: the next step begins."""
+        self._inside = False
+        self.snapshots.watch(optimizer)
+        end_step(optimizer)  # tells several optimizers that hdet.auto sees as one, its parts
+        if self.captured:
+            if not self.is_heard:
+                self._count_replay(optimizer)
+            self._await_replay(optimizer)
+        elif self.made == 0 and self.sampling is not Sampling.NONE:
+            self._keep_start(optimizer)
+            self._set_out(optimizer)  # weights that move from here on without a step are moved by a graph
+        self.is_heard = False
+
+    def begin_round(self, optimizer: Optimizer, *, resets_path: bool) -> None:
+        """A round begins with the next step; and a new path, if the old one counts no more."""
+        self.begun = self.made
+        self.measure.begin_round()
+        if resets_path or self.sampling is Sampling.NONE:
+            self.measure.begin_path()
+        if self.captured:
+            self._await_replay(optimizer)
+
+    def notice_graph(self) -> None:
+        """Weights have moved without a step: a graph was captured before the hook was set."""
+        self.captured = True
+        self.measure.begin_path()
+
+    def _count_replay(self, optimizer: Optimizer) -> None:
+        """A step was replayed: its gradients are still there."""
+        if self.sampling is not Sampling.NONE and self._awaits_replay:
+            self._sample(optimizer, self._weights_before)
+        self.made += 1
+
+    def _await_replay(self, optimizer: Optimizer) -> None:
+        """Remember the weights that the next step begins from: no hook is called before it."""
+        self.snapshots.wait()
+        self._keep_start(optimizer)
+        self._awaits_replay, self._weights_before = self.sampling is not Sampling.NONE, []
+        if self._awaits_replay:
+            self._set_out(optimizer)
+            if self.sampling is Sampling.SOME and self._is_due:
+                self._weights_before = copies_of(self.measure.searched(optimizer))
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: a copy has other tensors, so what is kept of them goes by their parameters' places.
+
+        The copy of the optimizer has no hooks.
+        """
+        own = {"_weights_before": [], "_awaits_replay": False, "captured": False, "_inside": False}
+        optimizer = self._optimizer
+        if optimizer is not None:
+            own |= {"snapshots": self.snapshots.saved(optimizer), "measure": self.measure.saved(optimizer)}
+        return {**vars(self), **own, "_groups": self.measure.groups}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        groups = state.pop("_groups")
+        vars(self).update(state)
+        if (optimizer := self._optimizer) is not None:
+            self.measure = Measure.loaded(state["measure"], groups, optimizer)
+            self.snapshots = Snapshots.loaded(state["snapshots"], optimizer)
+            self.begin(optimizer)

@@ -1,0 +1,56 @@
+"""What the core does for frameworks that it does not name."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import hdet
+from hdet.frameworks import PARTITIONERS
+
+pytestmark = pytest.mark.quick
+CALLER = "def advance(scheduler, config):\n    scheduler.step(1.0)\n"
+
+
+def test_core_files_name_no_framework() -> None:
+    source = Path(hdet.__file__).parent
+    core = [path for path in source.rglob("*.py") if "integrations" not in path.parts]
+    named = re.compile("lightning|deepspeed|accelerate", re.IGNORECASE)
+    assert [path.name for path in core if named.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("kind", ["auto", "replicas"])
+@pytest.mark.parametrize(
+    ("package", "interval", "warned"), [("lightning", "epoch", 1), ("lightning", "step", 0), ("mine", "epoch", 0)]
+)
+def test_a_framework_that_steps_by_epochs_is_told_of(kind: str, package: str, interval: str, warned: int) -> None:
+    caller = types.ModuleType(f"{package}.loops")
+    exec(CALLER, caller.__dict__)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    peak = {"total_steps": 100}
+    scheduler = hdet.auto(optimizer, **peak) if kind == "auto" else hdet.OneCycleLR(optimizer, 0.1, **peak)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        optimizer.step()
+        caller.advance(scheduler, types.SimpleNamespace(interval=interval, frequency=1))
+    assert len([one for one in told if "hdet counts optimizer steps" in str(one.message)]) == warned
+
+
+def test_partitions_are_refused_with_the_cure_of_their_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = torch.ones(2, requires_grad=True)
+    (framework,) = PARTITIONERS
+    monkeypatch.delitem(sys.modules, framework.package, raising=False)  # another test may have imported it
+    hdet.Guard(torch.optim.SGD([weights], lr=0.1), torch.nn.Linear(1, 1))  # a plain tensor, no partition
+    monkeypatch.setitem(sys.modules, framework.package, types.ModuleType(framework.package))
+    with pytest.raises(hdet.ShardedParametersError, match=re.escape(framework.cures["guard"])):
+        hdet.Guard(torch.optim.SGD([weights], lr=0.1), torch.nn.Linear(1, 1))
+    with pytest.raises(hdet.ShardedParametersError, match=re.escape(framework.cures["search"])):
+        hdet.auto(torch.optim.SGD([weights], lr=0.1), total_steps=10)
+    with pytest.raises(hdet.ShardedParametersError, match=re.escape(framework.cures["replicas"])):
+        hdet.OneCycleLR(torch.optim.SGD([weights], lr=0.1), 0.1, total_steps=10)
