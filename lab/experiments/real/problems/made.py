@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.models.perceptrons import GraphNet, Perceptron
+from real.models.speech import Listener, heard
 from real.models.transformers import GPT
 from real.models.weights import draws
 from real.pools import Made, Rows
@@ -106,3 +107,35 @@ def _likelihood_loss(model: nn.Module, batch: Batch) -> Tensor:
     x, targets = batch
     mean, log_variance = model(x).unbind(-1)
     return 0.5 * (log_variance + (targets - mean).square() * (-log_variance).exp()).mean()
+
+
+# Made speech: which sounds were said, by somebody, at some speed, in noise -------------------------------------------
+
+SOUNDS, SAID, BANDS, MOMENTS = 20, 7, 16, 44
+
+
+def speech(name: str, synthetic: bool) -> RealTask:
+    """Sounds that glide from one spectrum to another, three to six moments each, told apart without their places."""
+    pool = Made(_utterances)
+    return RealTask(name, pool, pool, (512, 256), draws(lambda: Listener(BANDS, SOUNDS)), _hearing_loss, 32)
+
+
+def _utterances(count: int, generator: torch.Generator) -> Batch:
+    starts, ends = torch.randn(2, SOUNDS, BANDS, generator=generator_of("sounds"))
+    said = torch.randint(SOUNDS, (count, SAID), generator=generator)
+    lengths = torch.randint(3, 7, (count, SAID), generator=generator)
+    until = lengths.cumsum(1)
+    moments = torch.arange(MOMENTS)
+    number = (moments[None, :, None] >= until[:, None]).sum(2)  # of the sound that is said; SAID: it is quiet
+    within = number.clamp(max=SAID - 1)
+    passed = (moments - (until - lengths).gather(1, within)) / lengths.gather(1, within)
+    sound = said.gather(1, within)
+    spectrum = torch.lerp(starts[sound], ends[sound], passed.clamp(0, 1)[..., None]) * (number < SAID)[..., None]
+    voice = 0.3 * torch.randn(count, 1, BANDS, generator=generator)
+    loudness = 0.7 + 0.6 * torch.rand(count, 1, 1, generator=generator)
+    noise = 0.7 * torch.randn(count, MOMENTS, BANDS, generator=generator)
+    return loudness * (spectrum + voice) + noise, said.to(torch.uint8)
+
+
+def _hearing_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return heard(model(batch[0]), batch[1].long() + 1).mean() / SAID

@@ -1,0 +1,263 @@
+"""AlgoPerf rehearsed on eight stand-ins: who reaches the target first, by the benchmark's score.
+
+    python lab/experiments/rehearsal.py --split dev --seconds 500               # on a GPU; goes on where it stopped
+    python lab/experiments/rehearsal.py --split test --log "final table"        # twice at most
+    python lab/experiments/rehearsal.py --table                                 # the table of docs/algoperf.md
+    python lab/experiments/rehearsal.py --split dev --quick --synthetic --results FOLDER    # two cores, no data
+
+All methods are kinds of Adam and train each workload for its budget of steps, three studies each. The target is set as
+the benchmark sets its own: NAdamW with 40 settings at three quarters of the budget, the best of them on two seeds, and
+the median of its validation loss over three other seeds. Evaluations are at 40 points of the budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import checkout  # noqa: F401 - so that lab is found
+import torch
+from auto_runs import AutoRuns, Run
+from provenance import commit, library, versions
+from real.bench import Bench, evaluated_at
+from real.calibrated import GRID, Setting, trained
+from real.ledger import log_test_run, save
+from real.peers import PEERS, Place, Switched, missing
+from real.problems.made import speech
+from real.together import run_together
+from real.workloads import WORKLOADS, Workload
+from real_lr import Cut, tidy
+from shapes import onecycle
+from stacked import Supply
+
+from lab.algoperf.score import ratios, score, time_to_target
+
+RESULTS = Path(__file__).parent / "results" / "algoperf"
+GUESS = 1e-6
+"""The rate from which `submission.py` begins, whatever the workload."""
+SEEDS, CHOOSING = (0, 1, 2), (1000, 1001)
+EVALUATIONS = 40
+TARGET_SHARE = 0.75
+"""Of the budget: the runs that set the target may use no more, as in the benchmark."""
+ORACLE = "onecycle"
+"""OneCycle at the best of a sweep on the same workload: no method, a bound. It has no part in the others' scores."""
+
+SPEECH = Workload("speech-ctc", "test", "adamw", 1500, speech)
+STANDS_FOR = {
+    "fashion-resnet": "ImageNet, ResNet",
+    "cmudict-seq2seq": "WMT",
+    "molecules-messages": "OGBG",
+    "movielens-factors": "Criteo",
+    "brain-unet": "fastMRI",
+    "locales-llama": "FineWeb, language model",
+    "fashion-vit": "ImageNet, ViT",
+    "speech-ctc": "LibriSpeech",
+}
+SPLITS = {"dev": list(STANDS_FOR)[:4], "test": list(STANDS_FOR)[4:]}
+"""Decision 036: what is made faster is chosen on dev alone."""
+BASELINE = Setting(True, 0.0017486387539278373, 0.02, (1 - 0.06733926164, 0.9955159689799007), 0.08121616522670176)
+"""That of the benchmark's own self-tuning baseline."""
+
+Curves = list[list[float]]
+"""[seed][evaluation]"""
+
+
+class Row(NamedTuple):
+    """A method of the table."""
+
+    label: str
+    run: Callable[[Bench], Curves]
+    package: str = "torch"
+
+
+def _hdet(bench: Bench) -> Curves:
+    stack = bench.stack(1)
+    runs = AutoRuns(stack, bench.update(stack), [[Run(bench.steps, GUESS)] for _ in bench.seeds])
+    return bench.train(stack, runs.train_step(bench.supply.batches, bench.graph), runs.end_rounds)[0][0]
+
+
+def _setting(setting: Setting) -> Callable[[Bench], Curves]:
+    return lambda bench: trained(bench, [setting])[0][0]
+
+
+def _peer(name: str) -> Callable[[Bench], Curves]:
+    return lambda bench: run_together(bench, [], onecycle(bench.steps), [name]).others[name][0]
+
+
+def schedule_free_v2(place: Place) -> Switched:
+    """Schedule-Free AdamW v2 with the settings of its submission."""
+    from schedulefree import AdamWScheduleFree
+
+    warm_up = round(0.02 * TARGET_SHARE * place.bench.steps)
+    how = {"lr": 0.0025, "betas": (0.9, BASELINE.betas[1]), "weight_decay": BASELINE.decay, "warmup_steps": warm_up}
+    return Switched(place, [AdamWScheduleFree(place.seeds(0), **how)])
+
+
+ROWS = {
+    "hdet": Row("**AdamW, `hdet.auto` from 1e-6**", _hdet),
+    "nadamw": Row("NAdamW, the benchmark's baseline", _setting(BASELINE)),
+    "adamw": Row("AdamW, the same setting", _setting(BASELINE._replace(nesterov=False))),
+    "schedulefree-v2": Row("Schedule-Free AdamW v2, as submitted", _peer("schedulefree-v2"), "schedulefree"),
+    "prodigyplus": Row("Prodigy with Schedule-Free", _peer("prodigyplus")),
+}
+
+
+class Study:
+    """One workload: its budget, its target and the curves of all rows, in one JSON file.
+
+    Args:
+        workload: of the eight.
+        given: the command line.
+    """
+
+    def __init__(self, workload: Workload, given: argparse.Namespace) -> None:
+        self.workload, self._given = workload, given
+        self._steps = min(workload.steps, 40) if given.quick else workload.steps
+        self._seeds = SEEDS[:1] if given.quick else SEEDS
+        self._path = given.results / f"{workload.name}.json"
+        content: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
+        head = {"steps": self._steps, "seeds": [*self._seeds], "synthetic": given.synthetic}
+        self.content = content if content.get("arguments") == head else {"arguments": head, "curves": {}}
+
+    def bench(self, seeds: Sequence[int], steps: int) -> Bench:
+        given = self._given
+        task = self.workload.task(synthetic=given.synthetic)
+        cut = Cut(task, 8) if given.quick else task
+        supply = Supply(cut, seeds, steps, given.device)
+        return Bench(cut, "adamw", 1e-3, steps, seeds, supply, given.device, True, 4 if given.quick else EVALUATIONS)
+
+    def run(self, until: float) -> None:
+        """The target, the oracle, then the rows that the file lacks, as long as there is time."""
+        own, settings = self.content, [one for one in GRID if one.nesterov]
+        parts: dict[str, Callable[[], None]] = {}
+        if "target" not in own:
+            parts["target"] = lambda: self._set_target(settings[::20] if self._given.quick else settings)
+        rows = {**{name: row.run for name, row in ROWS.items() if missing(row.package) is None}, ORACLE: self._oracle}
+        for name, run in rows.items():
+            stored = own["curves"].get(name)
+            if stored is None or (name == "hdet" and self._given.again and own.get("library") != library()):
+                parts[name] = lambda name=name, run=run: self._add(name, run)  # type: ignore[misc]
+        if parts and self.workload.name in SPLITS["test"] and not self._given.synthetic:
+            log_test_run(self._given.results, self.workload.name, parts, self._given.log)
+        for name, part in parts.items():
+            if time.time() > until:
+                return
+            began = time.perf_counter()
+            part()
+            own |= {"commit": commit(), "versions": versions(self._given.device)}
+            save(self._path, own)
+            tidy()
+            print(f"{self.workload.name} {name}: {time.perf_counter() - began:.1f} s", flush=True)
+
+    def _add(self, name: str, run: Callable[[Bench], Curves]) -> None:
+        bench = self.bench(self._seeds, self._steps)
+        self.content["curves"][name] = run(bench)
+        self.content["evaluated"] = evaluated_at(self._steps, bench.evaluations)
+        if name == "hdet":
+            self.content["library"] = library()
+
+    def _set_target(self, settings: Sequence[Setting]) -> None:
+        steps = round(TARGET_SHARE * self._steps)
+        choosing = replace(self.bench(CHOOSING[: len(self._seeds)], steps), evaluations=1)
+        finals = [fmean(curve[-1] for curve in rows) for rows in trained(choosing, settings)[0]]
+        best = settings[min(range(len(settings)), key=lambda number: _or_infinite(finals[number]))]
+        fresh = trained(replace(self.bench(self._seeds, steps), evaluations=1), [best])[0][0]
+        self.content["target"] = {"loss": median(curve[-1] for curve in fresh), "setting": best._asdict()}
+
+    def _oracle(self, bench: Bench) -> Curves:
+        peaks = [1e-3 * 2.0**i for i in ((0,) if self._given.quick else range(-5, 8))]
+        choosing = replace(self.bench(CHOOSING[: len(self._seeds)], self._steps), evaluations=1)
+        swept = run_together(choosing, peaks, onecycle(self._steps)).own
+        best = min(range(len(peaks)), key=lambda number: _or_infinite(fmean(curve[-1] for curve in swept[number])))
+        self.content["oracle"] = {"rate": peaks[best], "on_edge": best in (0, len(peaks) - 1)}
+        return run_together(bench, [peaks[best]], onecycle(self._steps)).own[0]
+
+
+def _or_infinite(value: float) -> float:
+    """NaN is worse than any loss."""
+    return value if value == value else float("inf")
+
+
+def times(contents: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, float]:
+    """The steps that a row needs to the target of each workload: the median of its studies."""
+
+    def of_study(content: Mapping[str, Any], curve: Sequence[float | None]) -> float:
+        values = [float("nan") if value is None else value for value in curve]
+        return time_to_target(content["evaluated"], values, content["target"]["loss"], is_minimized=True)
+
+    return {
+        workload: median(of_study(content, curve) for curve in content["curves"][name])
+        for workload, content in contents.items()
+        if name in content["curves"]
+    }
+
+
+def table(contents: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float]) -> str:
+    """Steps to the target as parts of the budget, and scores by steps and by seconds.
+
+    Args:
+        contents: the files by workload.
+        seconds: what a step of a row costs over one of AdamW, for rows where it is not 1.
+    """
+    names = [name for name in (*ROWS, ORACLE) if any(name in content["curves"] for content in contents.values())]
+    steps = {name: times(contents, name) for name in names}
+    timed = {name: {one: time * seconds.get(name, 1.0) for one, time in row.items()} for name, row in steps.items()}
+    groups = {**SPLITS, "all": list(STANDS_FOR)}
+    found = {split: [name for name in group if name in contents] for split, group in groups.items()}
+    titles = [f"score on {split}, steps (seconds)" for split in found]
+    lines = [["", *STANDS_FOR, *titles], ["---"] * (1 + len(STANDS_FOR) + len(titles))]
+    for name in names:
+        cells = []
+        for workload in STANDS_FOR:
+            time = steps[name].get(workload)
+            budget = contents[workload]["arguments"]["steps"] if workload in contents else 1
+            cells.append("" if time is None else f"{time / budget:.2f}" if time < float("inf") else "missed")
+        for group in found.values():
+            both = [_scores(rows, group, name) for rows in (steps, timed)] if group else []
+            cells.append(f"{both[0]:.3f} ({both[1]:.3f})" if both else "")
+        label = ROWS[name].label if name in ROWS else "OneCycle at the best rate of a sweep (an oracle)"
+        lines.append([label, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _scores(rows: Mapping[str, Mapping[str, float]], workloads: Sequence[str], name: str) -> float:
+    """The score of a row among all rows that are no oracle; the oracle's, with it."""
+    taking_part = {one: row for one, row in rows.items() if one != ORACLE or name == ORACLE}
+    return score(ratios(taking_part, workloads)[name])
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", choices=tuple(SPLITS), default="dev")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so many seconds")
+    parser.add_argument("--again", action="store_true", help="run hdet again if it has changed")
+    parser.add_argument("--log", default="", help="why test is run; needed for it")
+    parser.add_argument("--table", action="store_true", help="print the table of what the files have")
+    parser.add_argument("--cost", type=float, default=1.0, help="of a step with hdet over one without, for the table")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--synthetic", action="store_true")
+    given = parser.parse_args(words)
+    if given.table:
+        files = {name: given.results / f"{name}.json" for name in STANDS_FOR}
+        contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+        print(table(contents, {"hdet": given.cost}))
+        return
+    if given.split == "test" and not given.synthetic and not given.log:
+        parser.error('workloads of test are run for a reason, which is logged: add --log "why"')
+    given.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)
+    PEERS["schedulefree-v2"] = PEERS["radamfree"]._replace(build=schedule_free_v2)
+    until = time.time() + given.seconds
+    for name in SPLITS[given.split]:
+        Study(SPEECH if name == SPEECH.name else WORKLOADS[name], given).run(until)
+
+
+if __name__ == "__main__":
+    main()
