@@ -18,9 +18,8 @@ import torch.distributed as dist
 from hdet._version import __version__
 from hdet.errors import JournalError
 from hdet.journal import SCHEMA, Journal, Sink
-from hdet.ranks.agreement import Agreement
+from hdet.ranks.agreement import Agreement, RankGroup
 from hdet.ranks.group import ReplicaGroup, Solo, arriving
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.weights import Weights
 
 _log = logging.getLogger("hdet")

@@ -6,6 +6,7 @@ A replica is one rank, or an arm: several ranks that share gradients and hold th
 from __future__ import annotations
 
 import atexit
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from torch import Tensor
 from hdet.checks import must_be
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 from hdet.ranks.arms import Arms, backend_of_device, new_group
-from hdet.ranks.presence import presence
-from hdet.ranks.torchft import Torchft
+from hdet.ranks.presence import first_line, presence
+from hdet.ranks.torchft import FailedTry, Torchft
 
 Value = TypeVar("Value")
 _HOST = torch.device("cpu")
@@ -122,6 +123,52 @@ class Distributed(ReplicaGroup):
         if self._backends.get(device.type, "gloo") != "gloo":
             return device
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
+
+
+class ManagedGroup(ReplicaGroup):
+    """The replicas of one quorum of torchft: whoever is there until the next. Nothing is broadcast.
+
+    Everything is a sum by the manager's ``allreduce``. Whatever fails raises a :class:`FailedTry`.
+
+    Args:
+        manager: torchft's, after a quorum.
+        replica_index: this replica's place among them.
+        device: where rows travel, which is where the weights are: a backend may reach only devices.
+    """
+
+    def __init__(self, manager: Any, replica_index: ReplicaIndex, device: torch.device = _HOST) -> None:
+        self._manager, self._device = manager, device
+        self.replica_index = replica_index
+        self.rank = replica_index.replica
+        self.members = [[rank] for rank in range(replica_index.size)]
+
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        return self._gathered(torch.tensor(row, dtype=torch.float64)).tolist()
+
+    def gather_objects(self, value: Value) -> list[Value]:
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [int(size) for (size,) in self.gather([float(len(mine))])]
+        rows = self._gathered(torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
+        return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def start_sum(self, flat: Tensor) -> Callable[[], object]:
+        work = self._manager.allreduce(flat, reduce_op=dist.ReduceOp.SUM)
+
+        def wait() -> None:
+            work.wait()  # torchft swallows what it raises
+            error = self._manager.errored()
+            if error is not None:
+                raise FailedTry(first_line(error)) from error
+
+        return wait
+
+    def _gathered(self, mine: Tensor) -> Tensor:
+        """Every replica's tensor, on the host: the sum of tables in which each has filled a row."""
+        table = torch.zeros(self.replica_index.size, *mine.shape, dtype=mine.dtype)
+        table[self.rank] = mine
+        table = table.to(self._device)
+        self.start_sum(table)()
+        return table.cpu()
 
 
 Group: TypeAlias = "dist.ProcessGroup | Arms | Torchft | None"

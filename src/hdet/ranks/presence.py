@@ -41,7 +41,7 @@ class Presence:
 
     def leave(self, where: str, error: BaseException) -> None:
         """Note that this rank has left a collective because of its own error."""
-        self._note(f"left with {type(error).__name__}: {_first_line(error)} ({_now()} at {where})")
+        self._note(f"left with {type(error).__name__}: {first_line(error)} ({_now()} at {where})")
 
     def report(self) -> str:
         """For people: which ranks have not noticed that the collective failed, and when each was last seen.
@@ -58,7 +58,7 @@ class Presence:
             notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
         except _STORE_ERRORS as error:
             return (
-                f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
+                f"The store of the process group does not answer ({first_line(error)}): its host was lost, which is "
                 "the launcher's machine or rank 0."
             )
         finally:
@@ -96,5 +96,6 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, for a message of one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
