@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hdet.errors import ArgumentError
 from hdet.journal.reading import JournalData, stream_journal
@@ -29,13 +29,6 @@ class Found(NamedTuple):
 def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, Found]:
     """The base value of every knob over the steps of a run: at the beginning of each round, and at its end."""
     return begun_and_found(journal)[1]
-
-
-def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict[str, int], dict[str, Found]]:
-    """For every knob the step from which it exists, and what was found."""
-    data = journal if isinstance(journal, JournalData) else stream_journal(journal)
-    with reading("the journal", "it is damaged: give another file"):
-        return _followed(data.header, data.rounds)
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float], fall: tuple[float, float] | None = None) -> float:
@@ -113,23 +106,23 @@ class _Course:
         return Found(array("q", [self.begins]) + steps[later:], array("d", [values[0]]) + values[later:])
 
 
-def _followed(
-    header: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]]
-) -> tuple[dict[str, int], dict[str, Found]]:
+@reading("the journal", "it is damaged: give another file")
+def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict[str, int], dict[str, Found]]:
     """For every knob the step from which it exists, and what was found, round by round.
 
     What was rolled back is forgotten, and so is the first step of a search: its rate is arbitrary.
     """
+    data = journal if isinstance(journal, JournalData) else stream_journal(journal)
     courses: dict[str, _Course] = {}
-    arguments = header.get("arguments") or {}
+    arguments = data.header.get("arguments") or {}
     total, start, before, record = arguments.get("total_steps"), 0, 0, None
     is_trapezoid = arguments.get("schedule") == "trapezoid"
-    for record in rounds:
+    for record in data.rounds:
         step, undone = int(record["step"]), record.get("rolled_back_to")
         total = record.get("total_steps", total)  # it may change
         if record.get("event") in (Event.FIRST_STEP, Event.RESTARTED):
             start = step
-        for g, name in enumerate(record.get("knobs") or header["knobs"]):  # its own, if groups were added
+        for g, name in enumerate(record.get("knobs") or data.header["knobs"]):  # its own, if groups were added
             course = courses[str(name)] = courses.get(str(name)) or _Course(before)
             course.end_round(step, record["base_before"][g], record["base"][g], start)
             if is_trapezoid and total:

@@ -87,23 +87,20 @@ class JournalWriter:
         if self.is_locked:
             return
         self.is_locked = True
-        error = self._refusal() if writes else None
-        refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
-        if error is not None:
-            raise error
-        if refused:
-            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
-
-    def _refusal(self) -> JournalError | None:
-        """Lock the files. Returns the error if another run has one."""
-        for sink in self._files():
+        refusal: JournalError | None = None
+        for sink in self._files() if writes else ():
             try:
                 sink.lock()
             except JournalError as error:
-                return error
+                refusal = error
+                break
             except OSError as error:
                 _log.warning("the journal %r cannot be opened: %s. Every round tries again", sink, error)
-        return None
+        refused = [rank for rank, (row,) in enumerate(group.gather([float(refusal is not None)])) if row]
+        if refusal is not None:
+            raise refusal
+        if refused:
+            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
 
     @property
     def sinks(self) -> list[Sink]:
