@@ -71,13 +71,10 @@ class _Course:
     fall: tuple[float, float] | None = None
     """As in :class:`Found`."""
 
-    def end_round(self, step: int, before: float, after: float, start: int) -> None:
-        """A round has ended with one value at its last step, and has another at ``step``, the one after it.
-
-        ``start``: what was before it does not count.
-        """
-        for t, value in (self.last, (step - 1, before)) if self.last is not None else ((step - 1, before),):
-            if t >= start and (not self.steps or t > self.steps[-1]):
+    def end_round(self, step: int, before: float, after: float) -> None:
+        """A round has ended with one value at its last step, and has another at ``step``, the one after it."""
+        for t, value in ((step - 1, before),) if self.last is None else (self.last, (step - 1, before)):
+            if not self.steps or t > self.steps[-1]:
                 self.steps.append(t)
                 self.values.append(value)
         self.last = step, after
@@ -95,7 +92,7 @@ class _Course:
         del self.steps[at:], self.values[at:]
 
     def found(self, start: int) -> Found:
-        """What is replayed: from the knob's beginning to the first step that counts, the value there."""
+        """What is replayed, where steps before ``start`` do not count: until the first that does, the value is its."""
         first = bisect_left(self.steps, start)
         steps, values = self.steps[first:], self.values[first:]
         if not steps:
@@ -124,7 +121,7 @@ def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict
             start = step
         for g, name in enumerate(record.get("knobs") or data.header["knobs"]):  # its own, if groups were added
             course = courses[str(name)] = courses.get(str(name)) or _Course(before)
-            course.end_round(step, record["base_before"][g], record["base"][g], start)
+            course.end_round(step, record["base_before"][g], record["base"][g])
             if is_trapezoid and total:
                 course.see_fall(step, record["shape"][g], total - 1)
             if undone is not None:  # step N began from the weights of step N

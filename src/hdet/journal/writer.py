@@ -65,11 +65,6 @@ class JournalWriter:
         """Whether this rank has a journal."""
         return bool(self._outputs)
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the run was resumed from a checkpoint, whose values replace the arguments."""
-        return self._resumed is not None
-
     def give_up(self) -> None:
         """Write nothing from here on, since another rank does."""
         self._outputs = []
@@ -157,7 +152,7 @@ def connect_ranks(
     journal_writer: JournalWriter,
     t: int,
     weights: Callable[[], Weights],
-    agreed: Callable[[ReplicaGroup, Agreement], None] | None = None,
+    agreed: Callable[[ReplicaGroup, Agreement], None] = lambda group, agreement: None,
 ) -> None:
     """Connect the ranks for the first time: check that they agree, and choose who writes the journal. Collective.
 
@@ -176,11 +171,11 @@ def connect_ranks(
         if dist.get_rank() > 0:  # of several ranks that are one replica, the first writes the journal
             journal_writer.give_up()
         return
-    own, given = weights(), {} if journal_writer.is_resumed else journal_writer.arguments
+    given = journal_writer.arguments if journal_writer._resumed is None else {}  # a checkpoint's values replace them
+    own = weights()
     with arriving("the first step, where the replicas meet"):
         group, roll = rank_group.first(t, own, given, keeps_journal=journal_writer.is_kept)
-        if agreed is not None:
-            agreed(group, roll)
+        agreed(group, roll)
         if roll.writer is not None:
             journal_writer.lock(group, writes=roll.writer == group.rank)
     rank_group.begin(group)

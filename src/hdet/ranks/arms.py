@@ -72,10 +72,7 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | in
 def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, world: int) -> list[list[int]]:
     ranks = mesh.mesh
     if ranks.numel() != world:
-        raise ArgumentError(
-            f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}; give the whole mesh "
-            'and a name: arms(mesh, "replicate")'
-        )
+        raise ArgumentError(f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}")
     wanted = [dim] if isinstance(dim, (str, int)) else list(dim or ())
     names = list(mesh.mesh_dim_names or ())
     axes: list[Any] = [names.index(one) if one in names else one for one in wanted]

@@ -199,13 +199,12 @@ def check_group(group: Any) -> None:
     """
     if group is None or isinstance(group, (Arms, Torchft)):
         return
-    fits = isinstance(group, dist.ProcessGroup)
-    must_be("a process group, hdet.arms(n), hdet.torchft(manager) or None", fits, "None means all ranks", group=group)
+    rule = "a process group, hdet.arms(n), hdet.torchft(manager) or None"
+    must_be(rule, isinstance(group, dist.ProcessGroup), "None means all ranks", group=group)
     if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
-            f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "
-            "but every rank must take part in the ensemble's decisions; for replicas of several ranks use "
-            "group=hdet.arms(n) and DistributedDataParallel(model, process_group=arms.gradients), or group=None for all"
+            f"group= must have all {dist.get_world_size()} ranks, but got {dist.get_world_size(group)} of them; for "
+            "replicas of several ranks use group=hdet.arms(n) and DDP(model, process_group=arms.gradients)"
         )
 
 
@@ -252,10 +251,9 @@ def arriving(what: str) -> Iterator[None]:
     except _CollectiveFailed as failure:
         raise LostReplicaError(
             f"a collective failed in {what}: {failure}\n{presence().report()}\n"
-            "A rank was lost, or did not come within the process group's time-out. Look for the first error of the "
-            "ranks above, or on any of them; every rank must call step(), converge(), consensus(), hdet.save(), "
-            "hdet.load() and hdet.exists() equally often (an uneven loader? a skipped step? a call on rank 0 alone?). "
-            "Then start again from the last checkpoint."
+            "A rank was lost, or did not come within the process group's time-out: look for the first error on any "
+            "rank, and start again from the last checkpoint. Every rank must call step(), converge(), consensus(), "
+            "hdet.save(), hdet.load() and hdet.exists() equally often (an uneven loader? a call on rank 0 alone?)."
         ) from failure.__cause__
     except HdetError:  # has its own message, and is raised on all ranks
         raise

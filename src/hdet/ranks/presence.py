@@ -58,8 +58,7 @@ class Presence:
             notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
         except _STORE_ERRORS as error:
             return (
-                f"The store of the process group does not answer ({first_line(error)}): its host was lost, which is "
-                "the launcher's machine or rank 0."
+                f"The store does not answer ({first_line(error)}): its host was lost, the launcher's machine or rank 0."
             )
         finally:
             self._store.set_timeout(before)
@@ -76,8 +75,7 @@ class Presence:
     def _read(self, rank: int) -> str:
         if not self._store.check([_key(rank)]):  # get() would wait for it
             return "never seen"
-        text: str = self._store.get(_key(rank)).decode()
-        return text
+        return str(self._store.get(_key(rank)).decode())
 
 
 def presence() -> Presence:

@@ -57,8 +57,8 @@ class Torchft:
         """
         if scheduler not in self._joins:
             raise ArgumentError(
-                f"join() takes the scheduler that was made with this group=, but got {shown(scheduler)}; for instance "
-                "hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=1000, group=group)"
+                f"join() takes the scheduler that was made with this group=, as hdet.OneCycleLR(..., group=group), but "
+                f"got {shown(scheduler)}"
             )
         self._joins[scheduler](scheduler)
 
@@ -83,9 +83,8 @@ class Torchft:
         except (RuntimeError, OSError) as error:
             raise LostReplicaError(
                 f"replica {self.name!r} has not met the others within {self.timeout:g} s: {error}\nLook whether the "
-                "lighthouse runs (TORCHFT_LIGHTHOUSE) and enough replicas do (its --min_replicas, the manager's "
-                "min_replica_size); hdet.torchft(manager, timeout=...) must be longer than a round takes. Then start "
-                "this replica again: it gets its state from the others."
+                "lighthouse runs (TORCHFT_LIGHTHOUSE) and enough replicas do (--min_replicas, min_replica_size), and "
+                "start this replica again; hdet.torchft(manager, timeout=...) must be longer than a round takes"
             ) from error
         rank = self.manager.participating_rank()
         if rank is None:
