@@ -72,7 +72,7 @@ def items_of(value: Any) -> list[Any] | None:
         return None
 
 
-def takes(function: Any, *arguments: object, **keywords: object) -> bool:
+def takes(function: Any, *arguments: object) -> bool:
     """Whether it is a function that can be called with these arguments, as far as Python knows; classes do not count.
 
     >>> takes(lambda x: x, 1), takes(lambda x: x), takes(3), takes(int)
@@ -81,9 +81,7 @@ def takes(function: Any, *arguments: object, **keywords: object) -> bool:
     if not callable(function) or isinstance(function, type):
         return False
     try:
-        inspect.signature(getattr(function, "forward", function)).bind(
-            *arguments, **keywords
-        )  # a module's __call__ takes anything
+        inspect.signature(getattr(function, "forward", function)).bind(*arguments)  # a module's __call__ takes anything
     except TypeError:
         return False
     except ValueError:  # written in C

@@ -5,6 +5,7 @@ A *sink* is anything with ``write(record)``. Trackers are wrapped, so that they 
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
-from hdet.checks import is_finite, shown, takes
+from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import Journal
 from hdet.rule.enums import event_of
@@ -105,12 +106,12 @@ def open_journal(journal: Journals) -> list[Sink]:
         return [Journal(journal)]
     if isinstance(journal, (list, tuple)):
         return [sink for one in journal for sink in open_journal(one)]
-    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and takes(journal.write, {}):
+    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal.write, {}):
         return [journal]
     if (
-        (isinstance(journal, ScalarWriter) and takes(journal.add_scalar, "", 0.0, 0))
-        or (isinstance(journal, MetricsLogger) and takes(journal.log_metrics, {}, step=0))
-        or (isinstance(journal, DictLogger) and takes(journal.log, {}, step=0))
+        (isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0))
+        or (isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0))
+        or (isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0))
     ):
         return [Tracked(journal)]
     raise ArgumentError(
@@ -118,6 +119,15 @@ def open_journal(journal: Journals) -> list[Sink]:
         f"log_metrics(dict, step=), a list of these, or None, but got journal={shown(journal)}; for instance "
         'journal="run.jsonl"'
     )
+
+
+def _takes(method: Any, *arguments: object, **keywords: object) -> bool:
+    """Whether a method can be called like this. The log() of a logger or a tensor cannot: it means something else."""
+    try:
+        inspect.signature(method).bind(*arguments, **keywords)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, float]:
