@@ -91,7 +91,7 @@ COVERED = {
     "schedulers/plain_rates": "schedulers: rates_without_knobs rates_table added_groups; ensemble: journal_of_a_run",
     "schedulers/phases": "ensemble: golden; schedulers: against_torch; checkpoint: torch_states",
     "schedulers/replay": "schedulers: replay",
-    "journal/schedules": "schedulers: replay; cli: schedule; ensemble: journal_of_a_run",
+    "journal/reading": "journal: journal; schedulers: replay; cli: schedule; ensemble: journal_of_a_run",
     "schedulers/trapezoid": "schedulers: trapezoid lengths; search: found unknown_length golden",
     "schedulers/auto": "search: guesses bounds golden found; inputs: inputs",
     "schedulers/auto_schedules": "schedulers: rates_table late_groups late_group_of_several lengths several trapezoid; "

@@ -369,7 +369,7 @@ class Without:
 def test_bad_input() -> None:
     manager = StandIn(Lighthouse(), "r0:1")
     with pytest.raises(hdet.ArgumentError, match="manager must be a torchft"):
-        hdet.torchft(3)  # type: ignore[arg-type]
+        hdet.torchft(3)
     for renamed in ("_group_world_size", "_use_async_quorum", "should_commit"):
         with pytest.raises(hdet.ArgumentError, match=f"torchft 0.2, but got .* has no {renamed}; pip install"):
             hdet.torchft(Without(manager, renamed))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hdet.journal.file import encoded
-from hdet.journal.schedules import found_schedules
+from hdet.journal.reading import found_schedules
 from hdet.report.data import RunData, load_run
 from hdet.report.page import write_report
 from hdet.report.series import comparison_figures, run_figures

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 
 import hdet
 from hdet.journal import JournalData
-from hdet.journal.schedules import found_schedules, value_at
+from hdet.journal.reading import found_schedules, value_at
 from hdet.report.data import load_run
 
 STEPS, ADDED = 120, 37

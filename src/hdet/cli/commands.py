@@ -17,7 +17,7 @@ import typer
 from hdet.cli.output import Force, Json, Output, refuse_to_overwrite, say_alarms
 from hdet.errors import ArgumentError, harmless
 from hdet.files import replacing
-from hdet.journal.schedules import Found, found_schedules, value_at
+from hdet.journal.reading import Found, found_schedules, value_at
 from hdet.report import verdict as words
 from hdet.report.data import RunData, journal_in, load_run, told_apart
 from hdet.report.page import write_report

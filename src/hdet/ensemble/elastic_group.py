@@ -27,8 +27,7 @@ from hdet.ensemble.steering import Decision, Ending, Outcome, Steering
 from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter
 from hdet.ranks.agreement import Occasion, RankReport, agree, in_text
-from hdet.ranks.group import ReplicaIndex, Solo
-from hdet.ranks.managed import ManagedGroup
+from hdet.ranks.group import ManagedGroup, ReplicaIndex, Solo
 from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import FailedTry, Torchft
 from hdet.ranks.weights import ReplicaTensors, Weights

@@ -16,9 +16,8 @@ from hdet.ensemble.record import record_of
 from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter, connect_ranks
-from hdet.ranks.agreement import Agreement, Occasion, RankReport
+from hdet.ranks.agreement import Agreement, Occasion, RankGroup, RankReport
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, arriving, connect_alike
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import resharded
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 from hdet.rollback.losses import Losses

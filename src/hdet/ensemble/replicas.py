@@ -27,8 +27,8 @@ from hdet.errors import ResumeWarning
 from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import Clock, JournalWriter
 from hdet.optimizer.rates import Rate
+from hdet.ranks.agreement import RankGroup
 from hdet.ranks.group import Group, ReplicaIndex, Solo, arriving
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors

@@ -154,8 +154,9 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
 def _summed_up(what: str, replicas: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Mean, lowest and highest value of the replicas; empty if no value is finite."""
     values = [row[what] for row in replicas if is_finite(row.get(what))]
-    summaries: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
-    return {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()} if values else {}
+    if not values:
+        return {}
+    return {f"hdet/{what}/mean": fmean(values), f"hdet/{what}/min": min(values), f"hdet/{what}/max": max(values)}
 
 
 def _without_brackets(tag: str) -> str:

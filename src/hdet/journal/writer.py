@@ -18,9 +18,8 @@ import torch.distributed as dist
 from hdet._version import __version__
 from hdet.errors import JournalError
 from hdet.journal import SCHEMA, Journal, Sink
-from hdet.ranks.agreement import Agreement
+from hdet.ranks.agreement import Agreement, RankGroup
 from hdet.ranks.group import ReplicaGroup, Solo, arriving
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.weights import Weights
 
 _log = logging.getLogger("hdet")
@@ -66,11 +65,6 @@ class JournalWriter:
         """Whether this rank has a journal."""
         return bool(self._outputs)
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the run was resumed from a checkpoint, whose values replace the arguments."""
-        return self._resumed is not None
-
     def give_up(self) -> None:
         """Write nothing from here on, since another rank does."""
         self._outputs = []
@@ -88,23 +82,20 @@ class JournalWriter:
         if self.is_locked:
             return
         self.is_locked = True
-        error = self._refusal() if writes else None
-        refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
-        if error is not None:
-            raise error
-        if refused:
-            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
-
-    def _refusal(self) -> JournalError | None:
-        """Lock the files. Returns the error if another run has one."""
-        for sink in self._files():
+        refusal: JournalError | None = None
+        for sink in self._files() if writes else ():
             try:
                 sink.lock()
             except JournalError as error:
-                return error
+                refusal = error
+                break
             except OSError as error:
                 _log.warning("the journal %r cannot be opened: %s. Every round tries again", sink, error)
-        return None
+        refused = [rank for rank, (row,) in enumerate(group.gather([float(refusal is not None)])) if row]
+        if refusal is not None:
+            raise refusal
+        if refused:
+            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
 
     @property
     def sinks(self) -> list[Sink]:
@@ -161,7 +152,7 @@ def connect_ranks(
     journal_writer: JournalWriter,
     t: int,
     weights: Callable[[], Weights],
-    agreed: Callable[[ReplicaGroup, Agreement], None] | None = None,
+    agreed: Callable[[ReplicaGroup, Agreement], None] = lambda group, agreement: None,
 ) -> None:
     """Connect the ranks for the first time: check that they agree, and choose who writes the journal. Collective.
 
@@ -180,11 +171,11 @@ def connect_ranks(
         if dist.get_rank() > 0:  # of several ranks that are one replica, the first writes the journal
             journal_writer.give_up()
         return
-    own, given = weights(), {} if journal_writer.is_resumed else journal_writer.arguments
+    given = journal_writer.arguments if journal_writer._resumed is None else {}  # a checkpoint's values replace them
+    own = weights()
     with arriving("the first step, where the replicas meet"):
         group, roll = rank_group.first(t, own, given, keeps_journal=journal_writer.is_kept)
-        if agreed is not None:
-            agreed(group, roll)
+        agreed(group, roll)
         if roll.writer is not None:
             journal_writer.lock(group, writes=roll.writer == group.rank)
     rank_group.begin(group)

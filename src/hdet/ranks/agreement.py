@@ -1,30 +1,38 @@
-"""Agreement: the one row of numbers that each rank gathers from the others, and what all of them conclude from it.
+"""The ranks of a run, seen from one of them: they connect at the first step, and agree at each further occasion.
 
-Conclusions are functions of the gathered rows alone, so every rank takes the same branch. If values must be equal and
-are not, the error lists every rank's value.
+To agree, each rank gathers one row of numbers from the others, and all conclude the same from them. Conclusions are
+functions of the gathered rows alone, so every rank takes the same branch. If values must be equal and are not, the
+error lists every rank's value.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 
-from hdet.errors import DisagreementError
-from hdet.ranks.group import ReplicaGroup
+from hdet.errors import ArgumentError, DisagreementError
+from hdet.ranks.arms import Arms
+from hdet.ranks.group import Group, ReplicaGroup, ReplicaIndex, Solo, connect, find_replica_index
+from hdet.ranks.presence import presence
 from hdet.ranks.shards import place
-from hdet.ranks.weights import Weights, fingerprint, fingerprint_of_words, to_host
+from hdet.ranks.weights import NO_WEIGHTS, Weights, fingerprint, fingerprint_of_words, to_host
 
 _CURE = (
     "Give every rank the same arguments and the same checkpoint, and call step(), observe(), converge(), consensus() "
     "and finish() equally often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SAME_MODEL = "Build the same model and optimizer on every rank, with parameter groups in the same order."
+_initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
+"""Whether torch.distributed is initialised. The function is looked up once, because every step calls it."""
 _LONGEST = 200
 """Length of a value in a message, in characters."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -136,7 +144,7 @@ def agree(
     own: RankReport,
     *,
     expect_equal: bool,
-    values: Sequence[float] | None = None,
+    values: Sequence[float] = (),
     arguments: Mapping[str, str] | None = None,
 ) -> Agreement:
     """Gather the rows of all ranks, raise if they disagree, conclude. Collective.
@@ -147,10 +155,15 @@ def agree(
         step: that of this replica; must be equal on all of them.
         weights, own: this replica's weights, and what this rank reports beside them.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
-        values: whether the weights are finite, and their two fingerprints; None: they are read from the device.
+        values: whether the weights are finite, and their two fingerprints; empty: they are read from the device.
         arguments: further texts that must be equal on all of them.
     """
-    alike = {**_alike(occasion, step, own), **(arguments or {})}
+    alike = {"call": occasion.value, "step": str(step)}
+    if occasion is Occasion.ROUND_END:
+        alike["loss"] = "given" if own.has_loss else "missing"
+    if occasion in _GIVEN:
+        alike[_GIVEN[occasion]] = str(own.signal).removesuffix(".0")
+    alike |= arguments or {}
     values = values or to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
     row = {
         "alike": fingerprint_of_words(f"{name}={text}" for name, text in alike.items()),
@@ -180,17 +193,103 @@ def agree(
     )
 
 
-def _alike(occasion: Occasion, step: int, own: RankReport) -> dict[str, str]:
-    """What must be equal on all ranks at any occasion, as texts."""
-    given = own.signal if occasion in _GIVEN else None
-    return {
-        "call": occasion.value,
-        "step": str(step),
-        "loss": ("given" if own.has_loss else "missing") if occasion is Occasion.ROUND_END else "not asked for",
-        _GIVEN.get(occasion, "metrics"): "none" if given is None else str(given).removesuffix(".0"),
-    }
-
-
 def _all_equal(held: list[float], fingerprints: list[float]) -> bool:
     """Whether ranks that hold the same parts of the weights hold the same numbers."""
     return len(set(zip(held, fingerprints, strict=True))) == len(set(held))
+
+
+@dataclass(eq=False)
+class RankGroup:
+    """The ranks of a run, seen from one of them. All must make the same calls, in the same order.
+
+    Args:
+        user_group: the user's process group or arms; None: the default group, once there is one.
+        alike: arguments that must be equal on all ranks, as texts.
+    """
+
+    user_group: Group
+    alike: Mapping[str, str]
+    in_consensus: bool = field(default=False, init=False)
+    """Whether this replica holds the replicas' mean."""
+    _group: ReplicaGroup | None = field(default=None, init=False)
+
+    @property
+    def group(self) -> ReplicaGroup:
+        """The replicas, once they are connected; this one alone before that."""
+        return self._group or Solo()
+
+    @property
+    def replica_index(self) -> ReplicaIndex:
+        """This replica's place, known at any time. Not a collective."""
+        if self._group is not None:
+            return self._group.replica_index
+        return find_replica_index(self.user_group) if _initialised() else Solo.replica_index
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the replicas can be connected now and are not."""
+        return self._group is None and _initialised()
+
+    def check_step(self, t: int) -> None:
+        """Raise if a step is made, at ``t``, while this replica holds the mean."""
+        if self.in_consensus:
+            raise ArgumentError(
+                f"step() was called inside consensus(), at step {t}: the weights are restored afterwards, so training "
+                "inside is lost; leave the `with` block first"
+            )
+
+    def resume(self, state: Mapping[str, object]) -> None:
+        """After a checkpoint was loaded, its values must be equal on all ranks in place of the arguments."""
+        self.alike = in_text(state)
+
+    # -- communication ----------------------------------------------------------------------------------------------
+
+    def first(
+        self, t: int, weights: Weights, arguments: Mapping[str, object], *, keeps_journal: bool
+    ) -> tuple[ReplicaGroup, Agreement]:
+        """A group over the replicas, to be given to :meth:`begin`, and their agreement. Collective.
+
+        It is hdet's own, so that its collectives cannot pair with others'. ``arguments``: further arguments
+        that must be equal on all ranks.
+        """
+        presence().arrive(f"the first step, {t}")
+        group, own = connect(self.user_group), RankReport(keeps_journal=keeps_journal)
+        given = {**self.alike, **in_text(arguments), **self.alike}  # these count, and come first in messages
+        return group, agree(group, Occasion.FIRST_STEP, t, weights, own, expect_equal=False, arguments=given)
+
+    def begin(self, group: ReplicaGroup) -> None:
+        """Use a group from here on: its replicas agree."""
+        self._group = group
+
+    def agree(
+        self,
+        occasion: Occasion,
+        t: int,
+        weights: Weights,
+        own: RankReport,
+        *,
+        expect_equal: bool,
+        values: Sequence[float] = (),
+    ) -> Agreement:
+        """Gather, raise on disagreement, conclude. Collective."""
+        if self.group.replica_index.size > 1:
+            presence().arrive(f"{occasion.value}, step {t}")
+        else:
+            weights = NO_WEIGHTS  # there is none to compare with: do not read them
+        return agree(self.group, occasion, t, weights, own, expect_equal=expect_equal, values=values)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, this replica holds the replicas' mean, and must not make a step. It cannot be entered twice."""
+        if self.in_consensus:
+            raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
+        self.in_consensus = True
+        try:
+            yield
+        finally:
+            self.in_consensus = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: a process group cannot be copied, so the copy looks for the default group."""
+        group = self.user_group if isinstance(self.user_group, Arms) else None
+        return {**vars(self), "user_group": group, "_group": None}

@@ -72,10 +72,7 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | in
 def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, world: int) -> list[list[int]]:
     ranks = mesh.mesh
     if ranks.numel() != world:
-        raise ArgumentError(
-            f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}; give the whole mesh "
-            'and a name: arms(mesh, "replicate")'
-        )
+        raise ArgumentError(f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}")
     wanted = [dim] if isinstance(dim, (str, int)) else list(dim or ())
     names = list(mesh.mesh_dim_names or ())
     axes: list[Any] = [names.index(one) if one in names else one for one in wanted]
@@ -91,21 +88,15 @@ def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, w
 
 def new_group(ranks: Sequence[int], parent: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group of some ranks, with the backend and time-out of ``parent``. A collective of all ranks of the world."""
-    backend, timeout = str(dist.get_backend_config(parent)), _timeout_of(parent)
+    timeouts: list[timedelta] = []
+    for device in backend_of_device(parent):
+        with suppress(AttributeError, RuntimeError):  # if torch does not show the user's time-out, its default counts
+            timeouts.append(parent._get_backend(torch.device(device)).options._timeout)
+    backend, timeout = str(dist.get_backend_config(parent)), timeouts[0] if timeouts else None
     made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     return made
 
 
 def backend_of_device(group: dist.ProcessGroup) -> dict[str, str]:
     """For instance {"cpu": "gloo", "cuda": "nccl"}."""
-    pairs = (part.split(":", 1) for part in str(dist.get_backend_config(group)).split(",") if ":" in part)
-    return {device.strip(): backend.strip() for device, backend in pairs}
-
-
-def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """The user's time-out; None (torch's default) if torch does not show it."""
-    for device in backend_of_device(group):
-        with suppress(AttributeError, RuntimeError):
-            options = group._get_backend(torch.device(device)).options
-            return timedelta(seconds=options._timeout.total_seconds())
-    return None
+    return dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))

@@ -6,7 +6,7 @@ Tensors travel in flat buckets, several at a time, so that the additional memory
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,28 +26,13 @@ _HOST_BUCKET = 4 * 2**20
 small buckets are used over and over. On a device few large buckets are better, since each is a launch."""
 
 
-class _Bucket(NamedTuple):
-    pieces: list[Tensor]
-    room: int
-    """Elements that fit into a bucket of this kind."""
-    dtype: torch.dtype
-    device: torch.device
-
-
 class _Transfer(NamedTuple):
-    """A bucket that travels."""
+    """A bucket that travels: pieces of tensors, and the views of them in one buffer."""
 
     wait: Callable[[], object]
     buffer: Tensor
     views: list[Tensor]
     pieces: list[Tensor]
-
-
-class _Norms(NamedTuple):
-    """How far this replica was from the mean, and the mean itself: norms of all pieces, scalars on their devices."""
-
-    to_mean: list[Tensor]
-    of_mean: list[Tensor]
 
 
 @torch.no_grad()
@@ -82,74 +67,74 @@ def average_(
     if all(len(ranks) == len(group.members[0]) for ranks in group.members):
         n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
     under_way: deque[_Transfer] = deque()
-    spare: list[Tensor] = []  # the buffer of the bucket that came last: never more than one
-    norms = _Norms([], [])
-    for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
-        if len(under_way) == _UNDER_WAY:
-            spare.append(_receive(under_way.popleft(), n, norms, measure))
-        under_way.append(_send(bucket, _buffer(bucket, spare), group, share if live[replica] else 0.0))
+    norms: tuple[list[Tensor], list[Tensor]] = [], []
+    for pieces in _buckets(tensors, extra_bytes // _UNDER_WAY):
+        buffer = _receive(under_way.popleft(), n, norms, measure) if len(under_way) == _UNDER_WAY else None
+        dtype, device = _sum_dtype(pieces[0].dtype), pieces[0].device
+        room = _room(dtype, device, extra_bytes // _UNDER_WAY)
+        if buffer is None or (buffer.numel(), buffer.dtype, buffer.device) != (room, dtype, device):
+            del buffer  # before the new one is made: the bound on memory holds
+            buffer = torch.empty(room, dtype=dtype, device=device)
+        under_way.append(_send(pieces, buffer, group, share if live[replica] else 0.0))
     for transfer in under_way:
         _receive(transfer, n, norms, measure)
     to_mean, of_mean = (math.hypot(*to_host(own)) for own in norms)
     return to_mean, of_mean
 
 
-def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
-    """A buffer for a bucket: the spare one if its size, dtype and device fit, otherwise a new one."""
-    if spare:
-        buffer = spare.pop()
-        if (buffer.numel(), buffer.dtype, buffer.device) == (bucket.room, bucket.dtype, bucket.device):
-            return buffer
-        del buffer  # before the new one is made: the bound on memory holds
-    return torch.empty(bucket.room, dtype=bucket.dtype, device=bucket.device)
-
-
-def _send(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) -> _Transfer:
+def _send(pieces: list[Tensor], buffer: Tensor, group: ReplicaGroup, share: float) -> _Transfer:
     """Pack a bucket and send it. ``share``: the factor on this rank's weights; with 0 they may be NaN."""
-    sizes = [piece.numel() for piece in bucket.pieces]
+    sizes = [piece.numel() for piece in pieces]
     flat = buffer[: sum(sizes)]
-    views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), bucket.pieces, strict=True)]
+    views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), pieces, strict=True)]
     if share == 0.0:
         flat.zero_()
     else:
-        torch._foreach_copy_(views, bucket.pieces)
+        torch._foreach_copy_(views, pieces)
     if share not in (0.0, 1.0):
         flat.mul_(share)
-    return _Transfer(group.start_sum(flat), buffer, views, bucket.pieces)
+    return _Transfer(group.start_sum(flat), buffer, views, pieces)
 
 
-def _receive(transfer: _Transfer, n: float, norms: _Norms, measure: bool) -> Tensor:
-    """Wait for a bucket and write the means to the tensors. Returns its buffer, for the next."""
+def _receive(transfer: _Transfer, n: float, norms: tuple[list[Tensor], list[Tensor]], measure: bool) -> Tensor:
+    """Wait for a bucket and write the means to the tensors. Returns its buffer, for the next.
+
+    ``norms``: if they are measured, those of each piece's distance from the mean and of the mean are added.
+    """
     transfer.wait()
     for piece, view in zip(transfer.pieces, transfer.views, strict=True):
         if not measure:
             torch.div(view, n, out=piece)
             continue
         mean = view.div_(n)
-        norms.of_mean.append(torch.linalg.vector_norm(mean))
         piece.sub_(mean)  # the piece is about to be overwritten: it can hold the difference meanwhile
-        norms.to_mean.append(torch.linalg.vector_norm(piece, dtype=mean.dtype))
+        norms[0].append(torch.linalg.vector_norm(piece, dtype=mean.dtype))
+        norms[1].append(torch.linalg.vector_norm(mean))
         piece.copy_(mean)
     return transfer.buffer
 
 
-def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:
+def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
     """Pieces of the tensors in their order, packed per dtype of the sum and device, none above the limit."""
-    filling: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}
+    buckets: defaultdict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    filled: Counter[tuple[torch.dtype, torch.device]] = Counter()
     for tensor in tensors:
-        key = _sum_dtype(tensor.dtype), tensor.device
-        bound = min(limit_bytes, _HOST_BUCKET) if tensor.device.type == "cpu" else limit_bytes
-        limit = max(1, bound // key[0].itemsize)
-        own = local(tensor).detach()
+        kind = _sum_dtype(tensor.dtype), tensor.device
+        own, room = local(tensor).detach(), _room(*kind, limit_bytes)
         real = torch.view_as_real(own) if own.is_complex() else own  # a view, never a copy: it is written to
-        for piece in _pieces(real, limit):
-            bucket, filled = filling.get(key, (_Bucket([], limit, *key), 0))
-            if filled + piece.numel() > limit:
-                yield bucket
-                bucket, filled = _Bucket([], limit, *key), 0
-            bucket.pieces.append(piece)
-            filling[key] = bucket, filled + piece.numel()
-    yield from (bucket for bucket, filled in filling.values() if filled)
+        for piece in _pieces(real, room):
+            if filled[kind] + piece.numel() > room:
+                yield buckets[kind]
+                buckets[kind], filled[kind] = [], 0
+            buckets[kind].append(piece)
+            filled[kind] += piece.numel()
+    yield from buckets.values()
+
+
+def _room(dtype: torch.dtype, device: torch.device, limit_bytes: int) -> int:
+    """How many elements fit into a bucket."""
+    bound = min(limit_bytes, _HOST_BUCKET) if device.type == "cpu" else limit_bytes
+    return max(1, bound // dtype.itemsize)
 
 
 def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:

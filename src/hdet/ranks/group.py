@@ -6,6 +6,7 @@ A replica is one rank, or an arm: several ranks that share gradients and hold th
 from __future__ import annotations
 
 import atexit
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from torch import Tensor
 from hdet.checks import must_be
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 from hdet.ranks.arms import Arms, backend_of_device, new_group
-from hdet.ranks.presence import presence
-from hdet.ranks.torchft import Torchft
+from hdet.ranks.presence import first_line, presence
+from hdet.ranks.torchft import FailedTry, Torchft
 
 Value = TypeVar("Value")
 _HOST = torch.device("cpu")
@@ -124,6 +125,52 @@ class Distributed(ReplicaGroup):
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
 
+class ManagedGroup(ReplicaGroup):
+    """The replicas of one quorum of torchft: whoever is there until the next. Nothing is broadcast.
+
+    Everything is a sum by the manager's ``allreduce``. Whatever fails raises a :class:`FailedTry`.
+
+    Args:
+        manager: torchft's, after a quorum.
+        replica_index: this replica's place among them.
+        device: where rows travel, which is where the weights are: a backend may reach only devices.
+    """
+
+    def __init__(self, manager: Any, replica_index: ReplicaIndex, device: torch.device = _HOST) -> None:
+        self._manager, self._device = manager, device
+        self.replica_index = replica_index
+        self.rank = replica_index.replica
+        self.members = [[rank] for rank in range(replica_index.size)]
+
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        return self._gathered(torch.tensor(row, dtype=torch.float64)).tolist()
+
+    def gather_objects(self, value: Value) -> list[Value]:
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [int(size) for (size,) in self.gather([float(len(mine))])]
+        rows = self._gathered(torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
+        return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def start_sum(self, flat: Tensor) -> Callable[[], object]:
+        work = self._manager.allreduce(flat, reduce_op=dist.ReduceOp.SUM)
+
+        def wait() -> None:
+            work.wait()  # torchft swallows what it raises
+            error = self._manager.errored()
+            if error is not None:
+                raise FailedTry(first_line(error)) from error
+
+        return wait
+
+    def _gathered(self, mine: Tensor) -> Tensor:
+        """Every replica's tensor, on the host: the sum of tables in which each has filled a row."""
+        table = torch.zeros(self.replica_index.size, *mine.shape, dtype=mine.dtype)
+        table[self.rank] = mine
+        table = table.to(self._device)
+        self.start_sum(table)()
+        return table.cpu()
+
+
 Group: TypeAlias = "dist.ProcessGroup | Arms | Torchft | None"
 """What a user may give as ``group=``."""
 
@@ -152,13 +199,12 @@ def check_group(group: Any) -> None:
     """
     if group is None or isinstance(group, (Arms, Torchft)):
         return
-    fits = isinstance(group, dist.ProcessGroup)
-    must_be("a process group, hdet.arms(n), hdet.torchft(manager) or None", fits, "None means all ranks", group=group)
+    rule = "a process group, hdet.arms(n), hdet.torchft(manager) or None"
+    must_be(rule, isinstance(group, dist.ProcessGroup), "None means all ranks", group=group)
     if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
-            f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "
-            "but every rank must take part in the ensemble's decisions; for replicas of several ranks use "
-            "group=hdet.arms(n) and DistributedDataParallel(model, process_group=arms.gradients), or group=None for all"
+            f"group= must have all {dist.get_world_size()} ranks, but got {dist.get_world_size(group)} of them; for "
+            "replicas of several ranks use group=hdet.arms(n) and DDP(model, process_group=arms.gradients)"
         )
 
 
@@ -205,10 +251,9 @@ def arriving(what: str) -> Iterator[None]:
     except _CollectiveFailed as failure:
         raise LostReplicaError(
             f"a collective failed in {what}: {failure}\n{presence().report()}\n"
-            "A rank was lost, or did not come within the process group's time-out. Look for the first error of the "
-            "ranks above, or on any of them; every rank must call step(), converge(), consensus(), hdet.save(), "
-            "hdet.load() and hdet.exists() equally often (an uneven loader? a skipped step? a call on rank 0 alone?). "
-            "Then start again from the last checkpoint."
+            "A rank was lost, or did not come within the process group's time-out: look for the first error on any "
+            "rank, and start again from the last checkpoint. Every rank must call step(), converge(), consensus(), "
+            "hdet.save(), hdet.load() and hdet.exists() equally often (an uneven loader? a call on rank 0 alone?)."
         ) from failure.__cause__
     except HdetError:  # has its own message, and is raised on all ranks
         raise

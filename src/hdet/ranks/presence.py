@@ -41,7 +41,7 @@ class Presence:
 
     def leave(self, where: str, error: BaseException) -> None:
         """Note that this rank has left a collective because of its own error."""
-        self._note(f"left with {type(error).__name__}: {_first_line(error)} ({_now()} at {where})")
+        self._note(f"left with {type(error).__name__}: {first_line(error)} ({_now()} at {where})")
 
     def report(self) -> str:
         """For people: which ranks have not noticed that the collective failed, and when each was last seen.
@@ -58,8 +58,7 @@ class Presence:
             notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
         except _STORE_ERRORS as error:
             return (
-                f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
-                "the launcher's machine or rank 0."
+                f"The store does not answer ({first_line(error)}): its host was lost, the launcher's machine or rank 0."
             )
         finally:
             self._store.set_timeout(before)
@@ -76,8 +75,7 @@ class Presence:
     def _read(self, rank: int) -> str:
         if not self._store.check([_key(rank)]):  # get() would wait for it
             return "never seen"
-        text: str = self._store.get(_key(rank)).decode()
-        return text
+        return str(self._store.get(_key(rank)).decode())
 
 
 def presence() -> Presence:
@@ -96,5 +94,6 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, for a message of one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]

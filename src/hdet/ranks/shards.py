@@ -111,13 +111,11 @@ def _is_flat(tensor: Tensor) -> bool:
 
 def refuse_flat(tensors: Iterable[Tensor]) -> None:
     """Raise for the weights of FSDP1."""
-    for number, tensor in enumerate(tensors):
-        if _is_flat(tensor):
-            raise ShardedParametersError(
-                f"parameter number {number} of shape {tuple(tensor.shape)} belongs to FullyShardedDataParallel (FSDP1),"
-                " which flattens weights; use FSDP2: torch.distributed.fsdp.fully_shard(model) before the optimizer is "
-                "built"
-            )
+    if any(map(_is_flat, tensors)):
+        raise ShardedParametersError(
+            "the parameters belong to FullyShardedDataParallel (FSDP1), which flattens weights; use FSDP2: "
+            "torch.distributed.fsdp.fully_shard(model) before the optimizer is built"
+        )
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -211,7 +209,8 @@ def reshard(model: nn.Module | None) -> None:
 
     FSDP2 does not do it itself in a forward pass without gradients: the root module keeps its own weights.
     """
-    _reshard([] if model is None else model.modules())
+    for module in [] if model is None else model.modules():
+        _reshard(module)
 
 
 def reshard_all() -> None:
@@ -226,16 +225,14 @@ def reshard_all() -> None:
             f"hdet does not find FSDP2's modules in torch {torch.__version__}, and weights that they have gathered "
             "would stay as they were before the roll back; give the scheduler, or the guard, model="
         ) from None
-    _reshard(known)
+    for module in known:
+        _reshard(module)
 
 
-def _reshard(modules: Iterable[nn.Module]) -> None:
+def _reshard(module: nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # unless it is imported, there is nothing to do
-    if fsdp is None:
-        return
-    for module in modules:
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        module.reshard()
 
 
 @contextmanager

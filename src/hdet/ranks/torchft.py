@@ -7,10 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol, get_type_hints
+from typing import Any
 from weakref import WeakKeyDictionary
-
-from torch import Tensor
 
 from hdet.checks import is_real, must_be, shown
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
@@ -19,25 +17,9 @@ _LONGEST = 3.2e8
 """Seconds, ten years: what clocks can wait for."""
 _PAUSE = 0.5
 """Seconds between two tries where nothing failed and there are too few replicas."""
-
-
-class Manager(Protocol):
-    """What is used of ``torchft.Manager``."""
-
-    _group_world_size: int
-    _use_async_quorum: bool
-
-    def start_quorum(self, *, timeout: timedelta | None = ...) -> None: ...
-    def participating_rank(self) -> int | None: ...
-    def num_participants(self) -> int: ...
-    def allreduce(self, tensor: Tensor, *, reduce_op: Any = ...) -> Any: ...
-    def errored(self) -> Exception | None: ...
-    def report_error(self, e: Exception) -> None: ...
-    def should_commit(self) -> bool: ...
-    def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
-    def register_state_dict_fn(
-        self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
-    ) -> None: ...
+_READ = ("_group_world_size", "_use_async_quorum", "errored", "num_participants", "participating_rank")
+_CALLED = ("allreduce", "load_state_dict", "register_state_dict_fn", "report_error", "should_commit", "start_quorum")
+"""What is used of ``torchft.Manager``."""
 
 
 class FailedTry(HdetError):
@@ -53,7 +35,7 @@ class Torchft:
         timeout: seconds for one meeting.
     """
 
-    def __init__(self, manager: Manager, name: str, timeout: float) -> None:
+    def __init__(self, manager: Any, name: str, timeout: float) -> None:
         self.manager = manager
         self.name = name
         self.timeout = timeout
@@ -75,8 +57,8 @@ class Torchft:
         """
         if scheduler not in self._joins:
             raise ArgumentError(
-                f"join() takes the scheduler that was made with this group=, but got {shown(scheduler)}; for instance "
-                "hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=1000, group=group)"
+                f"join() takes the scheduler that was made with this group=, as hdet.OneCycleLR(..., group=group), but "
+                f"got {shown(scheduler)}"
             )
         self._joins[scheduler](scheduler)
 
@@ -93,16 +75,16 @@ class Torchft:
         left = deadline - time.monotonic()
         try:
             if left <= 0:
-                raise TimeoutError(self._reason())
+                few = f"{self.manager.num_participants()} replicas are too few to go on"
+                raise TimeoutError(self.manager.errored() or few)
             self.manager.start_quorum(timeout=timedelta(seconds=left))
         except HdetError:
             raise
         except (RuntimeError, OSError) as error:
             raise LostReplicaError(
                 f"replica {self.name!r} has not met the others within {self.timeout:g} s: {error}\nLook whether the "
-                "lighthouse runs (TORCHFT_LIGHTHOUSE) and enough replicas do (its --min_replicas, the manager's "
-                "min_replica_size); hdet.torchft(manager, timeout=...) must be longer than a round takes. Then start "
-                "this replica again: it gets its state from the others."
+                "lighthouse runs (TORCHFT_LIGHTHOUSE) and enough replicas do (--min_replicas, min_replica_size), and "
+                "start this replica again; hdet.torchft(manager, timeout=...) must be longer than a round takes"
             ) from error
         rank = self.manager.participating_rank()
         if rank is None:
@@ -111,10 +93,6 @@ class Torchft:
                 "world_size_mode=WorldSizeMode.DYNAMIC"
             )
         return rank, self.manager.num_participants()
-
-    def _reason(self) -> str:
-        error = self.manager.errored()
-        return f"{error}" if error is not None else f"{self.manager.num_participants()} replicas are too few to go on"
 
     def commit(self, failure: FailedTry | None) -> bool:
         """Whether the try counts: not after a failure, nor with fewer replicas than ``min_replica_size``."""
@@ -130,7 +108,7 @@ class Torchft:
         self.manager.load_state_dict({"step": 0, "batches_committed": 0})
 
 
-def torchft(manager: Manager, *, name: str | None = None, timeout: float = 3600.0) -> Torchft:
+def torchft(manager: Any, *, name: str | None = None, timeout: float = 3600.0) -> Torchft:
     """Replicas that come and go: give it as ``group=``, and call ``join`` before the loop.
 
     .. code-block:: python
@@ -153,8 +131,7 @@ def torchft(manager: Manager, *, name: str | None = None, timeout: float = 3600.
         timeout: seconds for one meeting of the replicas, whatever happens. Longer than a round takes: one that comes
             waits for its end.
     """
-    used = [*(name for name in vars(Manager) if not name.startswith("_")), *get_type_hints(Manager)]
-    lacks = [name for name in used if not hasattr(manager, name)]  # of torchft to come: a rename must not go unnoticed
+    lacks = [name for name in _READ + _CALLED if not hasattr(manager, name)]  # a later torchft may have renamed one
     cure = f"this one has no {', '.join(lacks)}; pip install 'torchft==0.2.*'"
     must_be("a torchft.Manager as in torchft 0.2", not lacks, cure, manager=manager)
     if manager._use_async_quorum:  # as torchft's DiLoCo looks

@@ -121,7 +121,11 @@ class Weights(NamedTuple):
     def outline(self) -> list[str]:
         """Role, shape, dtype and sharding of each tensor, as text that must be equal on all replicas."""
         roles = ("parameter", "buffer", "still", "optimizer state")
-        return [f"{role} {_outline(t)}" for role, tensors in zip(roles, self, strict=True) for t in tensors]
+        return [
+            f"{role} {tuple(tensor.shape)} {tensor.dtype} {getattr(tensor, 'placements', '')}".rstrip()
+            for role, tensors in zip(roles, self, strict=True)
+            for tensor in tensors
+        ]
 
     @property
     def device(self) -> torch.device:
@@ -186,8 +190,7 @@ class ReplicaTensors:
             cases, cure = (f", {framework.cases}", framework.cures["replaced"]) if framework else ("", _LAST)
             raise ShardedParametersError(
                 f"{len(replaced)} of the optimizer's {len(self._known)} parameters were replaced after the scheduler "
-                f"was built{cases}: partitions, of which each rank has its own, must not be averaged or taken for "
-                f"whole weights; {cure}"
+                f"was built{cases}: partitions, of which each rank has its own, must not be averaged; {cure}"
             )
 
     def set_aside(self) -> None:
@@ -268,8 +271,3 @@ def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
 def _may_be_infinite(real: Tensor) -> bool:
     """False if it is on the host and its sum is finite, which is quick to see. On a device that would synchronise."""
     return bool(real.numel()) and not (real.is_cpu and math.isfinite(real.sum().item()))
-
-
-def _outline(tensor: Tensor) -> str:
-    placements = f" {getattr(tensor, 'placements', ())}" if is_distributed(tensor) else ""
-    return f"{tuple(tensor.shape)} {tensor.dtype}{placements}"

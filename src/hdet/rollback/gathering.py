@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.optimizer.groups import direction, trained_parameters
-from hdet.ranks.agreement import Occasion, RankReport
+from hdet.ranks.agreement import Occasion, RankGroup, RankReport
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, gather_named
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import is_distributed, local
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 from hdet.rollback.guard_state import Step, merged_step

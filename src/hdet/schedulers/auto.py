@@ -16,9 +16,9 @@ from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
 from hdet.optimizer.groups import parts_of, trained_parameters
 from hdet.optimizer.hooks import refuse_without_hooks
+from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import Torchft
 from hdet.rule.constants import DEFAULT

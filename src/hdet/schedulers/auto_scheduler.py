@@ -15,7 +15,7 @@ from hdet.checks import is_int, must_be, must_count
 from hdet.errors import ArgumentError
 from hdet.optimizer.groups import added_groups, group_counts
 from hdet.optimizer.rates import Rate, put_rate
-from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.agreement import RankGroup
 from hdet.rule.found import Found
 from hdet.schedulers.arguments import rate_names
 from hdet.schedulers.auto_schedules import AutoSchedule, TrapezoidSchedule

@@ -12,7 +12,7 @@ from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.optimizer.groups import unwrapped, with_added
 from hdet.optimizer.rates import Rate, copy_rate, put_rate
-from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.agreement import RankGroup
 
 
 class Schedule(Protocol):

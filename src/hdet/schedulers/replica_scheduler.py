@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.ensemble.replicas import Replicas
-from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.agreement import RankGroup
 
 _watching: WeakSet[Any] = WeakSet()
 """Schedulers that hear of it when their optimizer is loaded."""

@@ -24,10 +24,9 @@ from hdet.copies import put_back
 from hdet.errors import DisagreementError
 from hdet.journal.writer import JournalWriter, connect_ranks
 from hdet.optimizer.groups import trained_parameters
-from hdet.ranks.agreement import Agreement, Occasion, RankReport
+from hdet.ranks.agreement import Agreement, Occasion, RankGroup, RankReport
 from hdet.ranks.average import average_
 from hdet.ranks.group import arriving, gather_named
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import resharded
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 

@@ -36,9 +36,8 @@ from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import JournalWriter
 from hdet.optimizer.groups import direction, trained_parameters, with_added
 from hdet.optimizer.rates import Rate
-from hdet.ranks.agreement import Occasion, fingerprints_of
+from hdet.ranks.agreement import Occasion, RankGroup, fingerprints_of
 from hdet.ranks.group import ReplicaIndex, Solo, arriving
-from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
 from hdet.ranks.weights import NO_WEIGHTS, read
 from hdet.rollback.losses import Losses
