@@ -40,8 +40,7 @@ def copied(tree: _Tree, params: Tree) -> _Tree:
         is_alone = not isinstance(x, jax.core.Tracer) and len(x.sharding.device_set) == 1
         return jax.device_put(x, NamedSharding(meshes[0], PartitionSpec())) if meshes and is_alone else x
 
-    found: _Tree = jax.tree.map(copy, tree)
-    return found
+    return jax.tree.map(copy, tree)
 
 
 def moved_by(params: Tree, updates: Tree) -> Tree:
@@ -71,11 +70,6 @@ def largest(tree: Tree) -> Array:
     return reduce(jnp.maximum, sizes, number(0.0)).astype(jnp.result_type(float))
 
 
-def numbers_of(tree: Tree) -> list[int]:
-    """How many real numbers each array has."""
-    return [x.size * (2 if jnp.iscomplexobj(x) else 1) for x in jax.tree.leaves(tree)]
-
-
 def typical_norm(sizes: Array, lengths: Array, moves: Array) -> Array:
     """The norm of weights of which no minority decides; see :func:`hdet.rule.estimate.typical_norm`."""
     each, is_moved = lengths / jnp.sqrt(jnp.maximum(sizes, 1)), (sizes > 0) & (moves > 0)
@@ -100,7 +94,8 @@ class Distance(NamedTuple):
     @classmethod
     def of(cls, origin: Tree, total: Tree, params: Tree) -> Distance:
         way = difference(origin, params)
-        return cls(norms(way), norms(origin), tuple(numbers_of(origin)), dot(total, way))
+        sizes = tuple(x.size * (2 if jnp.iscomplexobj(x) else 1) for x in jax.tree.leaves(origin))
+        return cls(norms(way), norms(origin), sizes, dot(total, way))
 
 
 class Measured(NamedTuple):
