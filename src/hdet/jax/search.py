@@ -19,7 +19,7 @@ from hdet.errors import ArgumentError
 from hdet.jax import numbers as xp
 from hdet.jax.bases import check_base, check_updates, rates_in, with_rates
 from hdet.jax.judge import Blocks, Judged, LossHistory, judge, noise_in
-from hdet.jax.measure import Distance, Measured, Path, Tree, as_exact, copied, difference, dot, largest, moved_by
+from hdet.jax.measure import Measured, Path, Tree, as_exact, copied, difference, dot, largest, moved_by, norms, sizes_of
 from hdet.jax.numbers import Apart, Array, count_of, number, quotient, typed_as, when, where
 from hdet.jax.progress import LONGEST, Outlook, Progress
 from hdet.jax.rule import Cases, Decision, Evidence, Snapshots, after_round, peak_factor
@@ -120,19 +120,13 @@ class _Search(NamedTuple):
         samples = looks & (jax.lax.rem(t - round.begun, round.stride) == 0) & ~returns
         ends = (t < state.part("plan").total) & (t + 1 >= round.end) & ~returns
 
-        def sampled(after: AutoState) -> AutoState:
-            gradients = jax.tree.map(lambda g: jnp.where(steps.withheld, jnp.nan, g), updates)
-            return _with_sample(after, steps, gradients, params)
-
         def busy(both: tuple[Tree, AutoState]) -> tuple[Tree, AutoState]:
             """The step is sampled, or its round ends, or both; or it completes a rollback."""
             made, after = both
-            both = when(
-                ends, lambda both: self._ended(Apart(ends), params, *both), (made, when(samples, sampled, after))
-            )
-            return when(
-                both[1].part("round").returns >= 0, lambda both: self._led(params, *both, completes=returns), both
-            )
+            after = when(samples, lambda one: _with_sample(one, steps, updates, params), after)
+            made, after = when(ends, lambda both: self._ended(Apart(ends), params, *both), (made, after))
+            leads = after.part("round").returns >= 0
+            return when(leads, lambda both: self._led(params, *both, completes=returns), (made, after))
 
         after = state._replace(inner=inner, steps=steps.next(round, rate, loss, is_sound))
         return when(samples | ends | returns, busy, (made, after))
@@ -162,8 +156,9 @@ class _Search(NamedTuple):
     def _ended(self, apart: Apart, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
         """Measure, decide, act. ``state`` is that after the step, whose updates are ``made``."""
         weights = moved_by(params, made)
-        distance = Distance.of(state.origin, state.total, weights)
-        measured = apart(lambda: _measured(state, distance))
+        sizes, lengths, way = sizes_of(state.origin), norms(state.origin), difference(state.origin, weights)
+        moves, product = norms(way), dot(state.total, way)
+        measured = apart(lambda: _measured(state, sizes, lengths, moves, product))
         evidence, given = apart(lambda: self._evidence(state, measured))
         rounding = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights))
         evidence = evidence._replace(measured=evidence.measured._replace(rounding=rounding))
@@ -215,16 +210,27 @@ class _Search(NamedTuple):
 
     def _found(
         self, state: AutoState, evidence: Evidence, decision: Decision
-    ) -> tuple[State, Snapshots, Notes, tuple[Array, Array], Array]:
+    ) -> tuple[State, Snapshots, Notes, tuple[Array, ...], Array]:
         """What is remembered of a decision, which of the slots are for a new snapshot, and where updates lead."""
-        found, action = decision.state.bounded(evidence.highest, xp), decision.action
+        before, after, notes, action = state.part("found"), decision.state, state.part("notes"), decision.action
+        is_raised = (peak_factor(after) > peak_factor(before)) | (after.phase != before.phase)
+        notes = notes._replace(
+            rounds=notes.rounds + 1,
+            has_losses=evidence.has_losses,
+            is_falling=evidence.is_falling,
+            has_peaked=notes.has_peaked | (evidence.end >= evidence.peak),
+            is_bound=after.is_bound(evidence.highest, xp),
+            quiet=jnp.where(is_raised, 0, notes.quiet + 1),
+            rolled_back=notes.rolled_back + (action == Action.ROLL_BACK),
+            event=decision.event,
+            why=jnp.where(decision.why > 0, decision.why, notes.why),
+        )
         snapshots = decision.snapshots if self.rollback else Snapshots.none()
         target = jnp.where(state.steps.withheld, _AS_IT_IS, -1)
         target = jnp.where(action == Action.RESTART, _ORIGIN, target)
-        if self.rollback:
-            target = jnp.where(action == Action.ROLL_BACK, decision.slot, target)
-        first, second = ((action == Action.KEEP) & (decision.slot == slot) for slot in (0, 1))
-        return found, snapshots, _noted(state, decision, evidence), (first, second), target
+        target = jnp.where(action == Action.ROLL_BACK, decision.slot, target)  # never without snapshots
+        keeps = tuple((action == Action.KEEP) & (decision.slot == slot) for slot in (0, 1))
+        return after.bounded(evidence.highest, xp), snapshots, notes, keeps, target
 
     def _led(self, params: Tree, made: Tree, state: AutoState, *, completes: Array) -> tuple[Tree, AutoState]:
         """Updates that lead elsewhere, and the base's state there.
@@ -253,15 +259,16 @@ class _Search(NamedTuple):
 
 def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree) -> AutoState:
     """The state with the gradients of a step that was just made."""
+    gradients = jax.tree.map(lambda g: jnp.where(before.withheld, jnp.nan, g), gradients)
     round, trees, rate = state.part("round"), (state.origin, state.total), state.steps.rate
     (origin, total), path = state.part("path").sampled(trees, gradients, params, rate, before.rates.total, before.made)
     sizes = round.sizes.at[quotient(before.made - round.begun, round.stride)].set(largest(gradients))
     return state.remembering(path=path, round=round._replace(sizes=sizes))._replace(origin=origin, total=total)
 
 
-def _measured(state: AutoState, distance: Distance) -> Measured:
+def _measured(state: AutoState, *distance: Array) -> Measured:
     is_first = state.part("found").phase == Phase.FIRST
-    return state.part("path").measured(distance, state.steps.rates.total, is_first)
+    return state.part("path").measured(*distance, state.steps.rates.total, is_first)
 
 
 def _begun(
@@ -317,26 +324,10 @@ def _decided(
     decision, step = after_round(apart, found, snapshots, evidence, cases), snapshots.steps
     progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), step[decision.slot]), progress)
     after = when(cases.is_judged, lambda one: where(cases.is_excused, one, one.after(judged, blocks)), history)
-    after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest).expecting(outlook.first), after)
-    after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan).cleared(), after)
+    after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest, outlook.first), after)
+    after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan, jnp.nan), after)
     after = when(cases.is_slowed, lambda one: one.cleared(), after)
     return decision, after._replace(second_differences=history.longer(added)), progress
-
-
-def _noted(state: AutoState, decision: Decision, evidence: Evidence) -> Notes:
-    before, after, notes = state.part("found"), decision.state, state.part("notes")
-    is_raised = (peak_factor(after) > peak_factor(before)) | (after.phase != before.phase)
-    return notes._replace(
-        rounds=notes.rounds + 1,
-        has_losses=evidence.has_losses,
-        is_falling=evidence.is_falling,
-        has_peaked=notes.has_peaked | (evidence.end >= evidence.peak),
-        is_bound=after.is_bound(evidence.highest, xp),
-        quiet=jnp.where(is_raised, 0, notes.quiet + 1),
-        rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),
-        event=decision.event,
-        why=jnp.where(decision.why > 0, decision.why, notes.why),
-    )
 
 
 def _only_finite(params: Tree, made: Tree, is_off: Array) -> tuple[Tree, Array]:
