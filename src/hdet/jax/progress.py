@@ -191,14 +191,15 @@ class Progress(NamedTuple):
     def _outlook(self, scale: Scale) -> tuple[Array, Outlook]:
         """Whether the loss had clearly fallen at the end of any round, and what follows."""
         first = scale.first
-        fell, is_below, has_not_risen, gained, _ = self._any_fall(scale)
+        fell, is_below, has_not_risen, gained = self._any_fall(scale)
         fell = self.fell | fell
         is_undone, has_gained = scale.is_known & (~has_not_risen | (fell & ~gained)), ~scale.is_known | gained
         return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_undone)
 
-    def _any_fall(self, scale: Scale, deviations: float = SURE) -> Array:
-        """Whether any fall from a beginning to the latest losses is clear however little is known of the noise, is
-        clear, is no rise, is not 0, and is beyond so many deviations and what would be next to nothing."""
+    def _any_fall(self, scale: Scale, deviations: float | None = None) -> Array:
+        """Of any fall from a beginning to the latest losses: whether it is clear however little is known of the noise,
+        is clear, is no rise, and is not 0; and, if they are given, whether it is beyond so many deviations and more
+        than next to nothing."""
         first, few, single, doubt, zero = scale.first, scale.few, scale.single, scale.doubt, number(0.0)
         rounded = ROUNDED * jnp.abs(first)
 
@@ -210,8 +211,9 @@ class Progress(NamedTuple):
                 fall > jnp.maximum(CLEAR * noise, rounded),
                 ~(-fall > RISEN * doubt * noise),
                 ~(fall <= 0),
-                fall > jnp.maximum(deviations * noise, least),
             ]
+            if deviations is not None:
+                found.append(fall > jnp.maximum(deviations * noise, least))
             return scale.is_known & jnp.stack(found)
 
         def goes_on(beginning: tuple[Array, Array, Array]) -> Array:

@@ -156,9 +156,9 @@ class _Search(NamedTuple):
     def _ended(self, apart: Apart, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
         """Measure, decide, act. ``state`` is that after the step, whose updates are ``made``."""
         weights = moved_by(params, made)
-        sizes, lengths, way = sizes_of(state.origin), norms(state.origin), difference(state.origin, weights)
+        lengths, way = norms(state.origin), difference(state.origin, weights)
         moves, product = norms(way), dot(state.total, way)
-        measured = apart(lambda: _measured(state, sizes, lengths, moves, product))
+        measured = apart(lambda: _measured(state, lengths, moves, product))
         evidence, given = apart(lambda: self._evidence(state, measured))
         rounding = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights))
         evidence = evidence._replace(measured=evidence.measured._replace(rounding=rounding))
@@ -268,7 +268,7 @@ def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree)
 
 def _measured(state: AutoState, *distance: Array) -> Measured:
     is_first = state.part("found").phase == Phase.FIRST
-    return state.part("path").measured(*distance, state.steps.rates.total, is_first)
+    return state.part("path").measured(sizes_of(state.origin), *distance, state.steps.rates.total, is_first)
 
 
 def _begun(
