@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 import hdet.jax
-import hdet.jax.reporting
+from hdet.jax.state import state_in
 
 BEGIN, LENGTH = 300, 60
 """A round of a long run."""
@@ -81,7 +81,7 @@ class Contestant:
 
     def begin_round(self) -> None:
         """As if the run had come to step 300."""
-        state = hdet.jax.reporting.state_in(self.state)
+        state = state_in(self.state)
         round = state.memory.round._replace(begun=BEGIN, end=BEGIN + LENGTH)
         steps = state.steps._replace(made=jnp.asarray(BEGIN, jnp.int32))
         self.state = state.remembering(round=round)._replace(steps=steps)

@@ -6,9 +6,8 @@ Nothing else in hdet imports this package, so that hdet needs no jax.
 from __future__ import annotations
 
 try:
-    from hdet.jax.reporting import finish, found
     from hdet.jax.search import auto
-    from hdet.jax.state import AutoState
+    from hdet.jax.state import AutoState, finish, found
 except ModuleNotFoundError as error:
     if error.name not in ("jax", "optax"):
         raise

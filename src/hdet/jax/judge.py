@@ -73,25 +73,18 @@ class LossHistory(NamedTuple):
             suspect_level=number(jnp.nan),
         )
 
-    def suspecting(self, level: Array) -> LossHistory:
-        """After a round that counts as diverged because of its level."""
-        none, zero = jnp.full_like(self.recent, jnp.nan), jnp.zeros_like(self.nonfinite_streak)
-        latest = jnp.full_like(self.latest, jnp.nan)
-        return self._replace(
-            recent=none,
-            latest=latest,
-            nonfinite_streak=zero,
-            suspect_level=jnp.asarray(level, self.suspect_level.dtype),
-        )
-
-    def expecting(self, good: Array) -> LossHistory:
-        """The weights that are put back are expected to have this loss."""
-        return self._replace(before=jnp.full_like(self.before, jnp.nan).at[1].set(good))
+    def suspecting(self, level: Array, expected: Array) -> LossHistory:
+        """After a round that counts as diverged because of its level; ``expected``: the loss of the weights that are
+        put back."""
+        new = LossHistory.new()
+        before = new.before.at[1].set(expected)
+        emptied = self._replace(recent=new.recent, latest=new.latest, nonfinite_streak=new.nonfinite_streak)
+        return emptied._replace(before=before, suspect_level=level)
 
     def cleared(self) -> LossHistory:
         """If weights that count as diverged are kept."""
-        none = jnp.full_like(self.before, jnp.nan)
-        return self._replace(suspect_level=jnp.full_like(self.suspect_level, jnp.nan), before=none)
+        new = LossHistory.new()
+        return self._replace(before=new.before, suspect_level=new.suspect_level)
 
     def after(self, judged: Judged, blocks: Blocks) -> LossHistory:
         """A round has ended with these losses and this verdict. Its second differences get :meth:`longer` apart."""

@@ -40,8 +40,7 @@ def copied(tree: _Tree, params: Tree) -> _Tree:
         is_alone = not isinstance(x, jax.core.Tracer) and len(x.sharding.device_set) == 1
         return jax.device_put(x, NamedSharding(meshes[0], PartitionSpec())) if meshes and is_alone else x
 
-    found: _Tree = jax.tree.map(copy, tree)
-    return found
+    return jax.tree.map(copy, tree)
 
 
 def moved_by(params: Tree, updates: Tree) -> Tree:
@@ -71,9 +70,10 @@ def largest(tree: Tree) -> Array:
     return reduce(jnp.maximum, sizes, number(0.0)).astype(jnp.result_type(float))
 
 
-def numbers_of(tree: Tree) -> list[int]:
+def sizes_of(tree: Tree) -> Array:
     """How many real numbers each array has."""
-    return [x.size * (2 if jnp.iscomplexobj(x) else 1) for x in jax.tree.leaves(tree)]
+    sizes = [x.size * (2 if jnp.iscomplexobj(x) else 1) for x in jax.tree.leaves(tree)]
+    return jnp.asarray(sizes, jnp.result_type(float))
 
 
 def typical_norm(sizes: Array, lengths: Array, moves: Array) -> Array:
@@ -83,24 +83,6 @@ def typical_norm(sizes: Array, lengths: Array, moves: Array) -> Array:
     up_to = jnp.sum(jnp.where(each <= each[:, None], counted, 0.0), axis=1)
     middle = jnp.min(jnp.where((counted > 0) & (up_to >= jnp.sum(counted) / 2), each, jnp.inf))
     return jnp.sqrt(jnp.sum(jnp.where(is_moved, sizes * jnp.minimum(each, middle) ** 2, 0.0)))
-
-
-class Distance(NamedTuple):
-    """From the path's origin to some weights."""
-
-    moves: Array
-    """By how much each array has moved ..."""
-    lengths: Array
-    """... and its norm at the origin."""
-    sizes: tuple[int, ...]
-    """How many real numbers it has."""
-    denominator: Array
-    """The inner product of the sum of gradients and the displacement."""
-
-    @classmethod
-    def of(cls, origin: Tree, total: Tree, params: Tree) -> Distance:
-        way = difference(origin, params)
-        return cls(norms(way), norms(origin), tuple(numbers_of(origin)), dot(total, way))
 
 
 class Measured(NamedTuple):
@@ -159,14 +141,21 @@ class Path(NamedTuple):
         sums = known.with_step(dot(g, difference(origin, params)), rates, w)
         return (origin, total), self._replace(sums=sums, rate=rate)
 
-    def measured(self, distance: Distance, rates: Array, is_first: Array) -> Measured:
-        """After steps with this sum of rates.
+    def measured(
+        self, sizes: Array, lengths: Array, moves: Array, denominator: Array, rates: Array, is_first: Array
+    ) -> Measured:
+        """What has come of a path.
 
-        ``is_first``: a first step was made, of which only the length counts.
+        Args:
+            sizes: how many numbers each array has.
+            lengths: its norm at the origin.
+            moves: by how much it has moved.
+            denominator: the inner product of the sum of gradients and the displacement.
+            rates: the sum of those of all steps.
+            is_first: whether a first step was made, of which only the length counts.
         """
-        moves, lengths, sizes, denominator = distance
         move, length = jnp.linalg.norm(moves), jnp.linalg.norm(lengths)
-        found = typical_norm(jnp.asarray(sizes, lengths.dtype), lengths, moves) / length
+        found = typical_norm(sizes, lengths, moves) / length
         learns = is_first & (found > 0) & (found < jnp.inf)
         typical = jnp.where(learns, found, self.typical)
         size = length * typical

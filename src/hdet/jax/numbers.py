@@ -31,8 +31,7 @@ def absent(count: int) -> Array:
 
 def where(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
     """One of two trees of arrays."""
-    found: _Tree = jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
-    return found
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def typed_as(tree: _Tree, like: _Tree) -> _Tree:
@@ -41,8 +40,7 @@ def typed_as(tree: _Tree, like: _Tree) -> _Tree:
     def typed(new: Array, old: Array) -> Array:
         return new if getattr(new, "dtype", None) == old.dtype else jnp.asarray(new, old.dtype)
 
-    found: _Tree = jax.tree.map(typed, tree, like)
-    return found
+    return jax.tree.map(typed, tree, like)
 
 
 def when(condition: Array, change: Callable[[_Tree], _Tree], tree: _Tree) -> _Tree:
@@ -54,8 +52,7 @@ def when(condition: Array, change: Callable[[_Tree], _Tree], tree: _Tree) -> _Tr
     def turn(carried: tuple[Array, _Tree]) -> tuple[Array, _Tree]:
         return jnp.zeros_like(carried[0]), typed_as(change(carried[1]), carried[1])
 
-    found: _Tree = jax.lax.while_loop(lambda carried: carried[0], turn, (condition, tree))[1]
-    return found
+    return jax.lax.while_loop(lambda carried: carried[0], turn, (condition, tree))[1]
 
 
 class Apart(NamedTuple):
@@ -71,8 +68,7 @@ class Apart(NamedTuple):
 
     def __call__(self, make: Callable[[], _Tree]) -> _Tree:
         made = jax.jit(make)  # so that it is traced once
-        found: _Tree = when(self.sure, lambda _: made(), jax.tree.map(_any, jax.eval_shape(made)))
-        return found
+        return when(self.sure, lambda _: made(), jax.tree.map(_any, jax.eval_shape(made)))
 
 
 def _any(like: Any) -> Array:

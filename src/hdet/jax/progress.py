@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -72,20 +71,6 @@ class Scale(NamedTuple):
     def is_known(self) -> Array:
         """Whether there are enough losses to compare."""
         return jnp.isfinite(self.first) & (self.place > 1)
-
-
-class Fall(NamedTuple):
-    """From a beginning to the latest losses."""
-
-    fall: Array
-    noise: Array
-    """The standard deviation of the fall."""
-    least: Array
-    """What would be next to nothing."""
-
-    def is_beyond(self, deviations: Array, least: Array) -> Array:
-        """Whether it is clear."""
-        return self.fall > jnp.maximum(deviations * self.noise, least)
 
 
 class Progress(NamedTuple):
@@ -170,7 +155,7 @@ class Progress(NamedTuple):
     def has_fallen(self, deviations: float = SURE) -> Array:
         """Whether the loss is lower than it was, beyond its noise; also if nothing is known."""
         scale = self._scale(self._noises)
-        return ~scale.is_known | self._any_fall(scale, lambda one: [one.is_beyond(deviations, one.least)])[0]
+        return ~scale.is_known | self._any_fall(scale, deviations)[-1]
 
     @property
     def _noises(self) -> Array:
@@ -205,28 +190,31 @@ class Progress(NamedTuple):
 
     def _outlook(self, scale: Scale) -> tuple[Array, Outlook]:
         """Whether the loss had clearly fallen at the end of any round, and what follows."""
-        first, rounded, doubt = scale.first, ROUNDED * jnp.abs(scale.first), scale.doubt
-        fell, is_below, has_not_risen, gained = self._any_fall(
-            scale,
-            lambda one: [
-                one.is_beyond(CLEAR * doubt, rounded),
-                one.is_beyond(CLEAR, rounded),
-                ~(-one.fall > RISEN * doubt * one.noise),
-                ~(one.fall <= 0),
-            ],
-        )
+        first = scale.first
+        fell, is_below, has_not_risen, gained = self._any_fall(scale)
         fell = self.fell | fell
         is_undone, has_gained = scale.is_known & (~has_not_risen | (fell & ~gained)), ~scale.is_known | gained
         return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_undone)
 
-    def _any_fall(self, scale: Scale, ask: Callable[[Fall], list[Array]]) -> Array:
-        """Which of the answers are true of any fall."""
-        first, few, single, zero = scale.first, scale.few, scale.single, number(0.0)
+    def _any_fall(self, scale: Scale, deviations: float | None = None) -> Array:
+        """Of any fall from a beginning to the latest losses: whether it is clear however little is known of the noise,
+        is clear, is no rise, and is not 0; and, if they are given, whether it is beyond so many deviations and more
+        than next to nothing."""
+        first, few, single, doubt, zero = scale.first, scale.few, scale.single, scale.doubt, number(0.0)
+        rounded = ROUNDED * jnp.abs(first)
 
         def answers(mean: Array, steps: Array) -> Array:
-            size, noise = jnp.abs(first + mean), single * jnp.sqrt(1 / steps + scale.share)
+            fall, size, noise = mean - scale.latest, jnp.abs(first + mean), single * jnp.sqrt(1 / steps + scale.share)
             least = jnp.maximum(jnp.minimum(LEAST * size, FAR * single), ROUNDED * size)
-            return scale.is_known & jnp.stack(ask(Fall(mean - scale.latest, noise, least)))
+            found = [
+                fall > jnp.maximum(CLEAR * doubt * noise, rounded),
+                fall > jnp.maximum(CLEAR * noise, rounded),
+                ~(-fall > RISEN * doubt * noise),
+                ~(fall <= 0),
+            ]
+            if deviations is not None:
+                found.append(fall > jnp.maximum(deviations * noise, least))
+            return scale.is_known & jnp.stack(found)
 
         def goes_on(beginning: tuple[Array, Array, Array]) -> Array:
             """A round after a rise is in no beginning."""

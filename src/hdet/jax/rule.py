@@ -215,9 +215,8 @@ def _judged(before: Decision, evidence: Evidence, cases: Cases, rated: State) ->
     keeps = ~(snapshots.exist & is_without_gain(state, evidence, xp) & ~falling)
     snapshots = Snapshots(kept, jnp.where(is_back, older, snapshots.last))
     action = jnp.where(has_diverged, Action.GO_ON, jnp.where(keeps, Action.KEEP, Action.NOTHING))
-    event = jnp.where(
-        has_diverged, code_of(Event.SLOWED_DOWN), jnp.where(cases.is_false_alarm, code_of(Event.FALSE_ALARM), 0)
-    )
-    event = jnp.where(is_excused, code_of(Event.BAD_BATCH), jnp.where(is_back, code_of(Event.ROLLED_BACK), event))
     action = jnp.where(is_excused | is_back, Action.ROLL_BACK, action)
+    event = jnp.where(cases.is_false_alarm, code_of(Event.FALSE_ALARM), 0)
+    event = jnp.where(has_diverged, code_of(Event.SLOWED_DOWN), event)
+    event = jnp.where(is_excused, code_of(Event.BAD_BATCH), jnp.where(is_back, code_of(Event.ROLLED_BACK), event))
     return Decision(after, snapshots, action, snapshots.last, event, ~is_well, 0)

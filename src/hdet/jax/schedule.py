@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdet.checks import shown
+from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
@@ -36,12 +36,12 @@ class Plan(NamedTuple):
     """Whether the run follows a schedule of the user's, which has an end of its own."""
 
     @classmethod
-    def of(cls, total_steps: int | None, pct_start: float, peak: float | None) -> Plan:
-        """Of a run; ``peak``: that of a schedule of the user's."""
+    def of(cls, total_steps: int | None, pct_start: float, shape: Shape | None) -> Plan:
+        """Of a run; ``shape``: that of a schedule of the user's."""
         end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
-        climbs = end if peak is None else max(peak, CLIMB * (total_steps or 0))
+        climbs = end if shape is None else max(shape.step, CLIMB * (total_steps or 0))
         total, hold = jnp.asarray(total_steps or LONGEST, jnp.int32), HOLD * (total_steps or 0) - 1
-        return cls(total, number(end), number(climbs), number(max(end, hold)), jnp.asarray(peak is not None))
+        return cls(total, number(end), number(climbs), number(max(end, hold)), jnp.asarray(shape is not None))
 
     @property
     def is_endless(self) -> Array:
@@ -78,19 +78,15 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, schedule: Any, total_steps: int) -> Shape:
         """Raises unless it gives a finite number for each step, and one above 0."""
-        if not callable(schedule):
-            raise ArgumentError(
-                f"schedule must be a function from a step to a rate, as optax's are, but got schedule="
-                f"{shown(schedule)}; for instance optax.cosine_decay_schedule(1.0, {total_steps})"
-            )
+        cure = f"for instance optax.cosine_decay_schedule(1.0, {total_steps})"
+        must_be("a function from a step to a rate, as optax's are", callable(schedule), cure, schedule=schedule)
         steps = np.arange(0, total_steps, math.ceil(total_steps / _POINTS), dtype=np.int32)
         with jax.ensure_compile_time_eval():
             values = np.asarray(jax.vmap(lambda t: jnp.asarray(schedule(t), jnp.result_type(float)))(steps))
         if values.shape != steps.shape or not np.isfinite(values).all() or not values.max() > 0 or values.min() < 0:
             raise ArgumentError(
-                f"schedule must give one finite number for each step from 0 to {total_steps - 1}, not below 0 and not "
-                f"always 0, but got values from {values.min()} to {values.max()}, of shape {values.shape[1:]}; give "
-                "one of optax's, made for that many steps"
+                f"schedule must give one finite number for each of {total_steps} steps, not below 0 and not always 0, "
+                f"but got values from {values.min()} to {values.max()}, of shape {values.shape[1:]}; {cure}"
             )
         first = int(np.argmax(values >= values.max() * (1 - 1e-6)))
         return cls(schedule, int(steps[first]), float(values.max()))

@@ -1,6 +1,6 @@
 """``hdet.jax.auto``: an optax optimizer whose learning rate is found in the run. The file to read first.
 
-Every step scales the base's update, counts, and notes its loss (:mod:`hdet.jax.round`). Some steps are sampled
+Every step scales the base's update, counts, and notes its loss (:class:`hdet.jax.state.Steps`). Some steps are sampled
 (:mod:`hdet.jax.measure`), and if a round ends the rule decides (:mod:`hdet.jax.rule`). Both are inside one
 :func:`hdet.jax.numbers.when`, so that all other steps neither compute nor copy anything for them.
 """
@@ -14,21 +14,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hdet.checks import is_int, is_real, must_be
+from hdet.checks import is_real, must_be, must_count
 from hdet.errors import ArgumentError
 from hdet.jax import numbers as xp
 from hdet.jax.bases import check_base, check_updates, rates_in, with_rates
 from hdet.jax.judge import Blocks, Judged, LossHistory, judge, noise_in
-from hdet.jax.measure import Distance, Measured, Path, Tree, as_exact, copied, difference, dot, largest, moved_by
+from hdet.jax.measure import Measured, Path, Tree, as_exact, copied, difference, dot, largest, moved_by, norms, sizes_of
 from hdet.jax.numbers import Apart, Array, count_of, number, quotient, typed_as, when, where
 from hdet.jax.progress import LONGEST, Outlook, Progress
-from hdet.jax.round import Round, Steps
-from hdet.jax.rule import Cases, Decision, Evidence, Snapshots, after_round, code_of, peak_factor
+from hdet.jax.rule import Cases, Decision, Evidence, Snapshots, after_round, peak_factor
 from hdet.jax.schedule import Plan, Shape
-from hdet.jax.state import AutoState, Memory, Notes
+from hdet.jax.state import AutoState, Memory, Notes, Round, Steps
 from hdet.rule.constants import DEFAULT as C
 from hdet.rule.constants import RISE
-from hdet.rule.enums import Action, Phase, Reason, Verdict
+from hdet.rule.enums import Action, Phase, Verdict
 from hdet.rule.state import State
 
 _ORIGIN, _AS_IT_IS = 2, 3
@@ -65,9 +64,8 @@ def auto(
     Raises:
         ArgumentError: for arguments out of range, and for a base whose updates a rate does not scale.
     """
-    fits = total_steps is None or (is_int(total_steps) and 1 <= total_steps < LONGEST)
-    rule, cure = f"an integer from 1 to {LONGEST - 1}, or None", "leave it out if the length is unknown"
-    must_be(rule, fits, cure, total_steps=total_steps)
+    if total_steps is not None:
+        must_count(1, "leave it out if the length is unknown", high=LONGEST - 1, total_steps=total_steps)
     must_be("a number from 0 to 1", is_real(pct_start) and 0 <= pct_start <= 1, "for instance 0.3", pct_start=pct_start)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
     fits = highest is None or (is_real(highest) and float(highest) > 0)
@@ -94,23 +92,18 @@ class _Search(NamedTuple):
     def init(self, params: Tree) -> AutoState:
         """Before the first step."""
         kinds = {str(jnp.asarray(leaf).dtype) for leaf in jax.tree.leaves(params)}
-        if not kinds or not all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
-            raise ArgumentError(
-                f"params must be floating-point arrays, at least one, but got {sorted(kinds)}; leave others out, for "
-                "instance by equinox.filter(model, equinox.is_inexact_array)"
-            )
+        fits = kinds and all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
+        cure = "leave others out, for instance by equinox.filter(model, equinox.is_inexact_array)"
+        must_be("floating-point arrays, at least one", fits, cure, params=sorted(kinds))
         params = jax.tree.map(jnp.asarray, params)
         inner = self.base.init(params)
         check_updates(self.base, inner, params)
         too_short = self.total_steps is not None and self.total_steps < C.min_steps
-        plan = Plan.of(self.total_steps, self.pct_start, None if self.shape is None else self.shape.step)
-        why = code_of(Reason.TOO_SHORT) if too_short else 0
-        memory = Memory.new(Phase.STOPPED if too_short else Phase.FIRST, plan, why)
-        origin, steps = as_exact(params), Steps.new()
-        total, slots = jax.tree.map(jnp.zeros_like, origin), ((params, inner), (params, inner)) if self.rollback else ()
-        state = AutoState(inner, rates_in(inner), origin, total, slots, steps, {})
-        state = state.remembering(**memory._asdict())
-        return copied(state, params)
+        memory = Memory.new(Plan.of(self.total_steps, self.pct_start, self.shape), too_short)
+        origin, slots = as_exact(params), ((params, inner), (params, inner)) if self.rollback else ()
+        total = jax.tree.map(jnp.zeros_like, origin)
+        state = AutoState(inner, rates_in(inner), origin, total, slots, Steps.new(), {})
+        return copied(state.remembering(**memory._asdict()), params)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -127,19 +120,13 @@ class _Search(NamedTuple):
         samples = looks & (jax.lax.rem(t - round.begun, round.stride) == 0) & ~returns
         ends = (t < state.part("plan").total) & (t + 1 >= round.end) & ~returns
 
-        def sampled(after: AutoState) -> AutoState:
-            gradients = jax.tree.map(lambda g: jnp.where(steps.withheld, jnp.nan, g), updates)
-            return _with_sample(after, steps, gradients, params)
-
         def busy(both: tuple[Tree, AutoState]) -> tuple[Tree, AutoState]:
             """The step is sampled, or its round ends, or both; or it completes a rollback."""
             made, after = both
-            both = when(
-                ends, lambda both: self._ended(Apart(ends), params, *both), (made, when(samples, sampled, after))
-            )
-            return when(
-                both[1].part("round").returns >= 0, lambda both: self._led(params, *both, completes=returns), both
-            )
+            after = when(samples, lambda one: _with_sample(one, steps, updates, params), after)
+            made, after = when(ends, lambda both: self._ended(Apart(ends), params, *both), (made, after))
+            leads = after.part("round").returns >= 0
+            return when(leads, lambda both: self._led(params, *both, completes=returns), (made, after))
 
         after = state._replace(inner=inner, steps=steps.next(round, rate, loss, is_sound))
         return when(samples | ends | returns, busy, (made, after))
@@ -169,8 +156,9 @@ class _Search(NamedTuple):
     def _ended(self, apart: Apart, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
         """Measure, decide, act. ``state`` is that after the step, whose updates are ``made``."""
         weights = moved_by(params, made)
-        distance = Distance.of(state.origin, state.total, weights)
-        measured = apart(lambda: _measured(state, distance))
+        lengths, way = norms(state.origin), difference(state.origin, weights)
+        moves, product = norms(way), dot(state.total, way)
+        measured = apart(lambda: _measured(state, lengths, moves, product))
         evidence, given = apart(lambda: self._evidence(state, measured))
         rounding = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights))
         evidence = evidence._replace(measured=evidence.measured._replace(rounding=rounding))
@@ -222,16 +210,27 @@ class _Search(NamedTuple):
 
     def _found(
         self, state: AutoState, evidence: Evidence, decision: Decision
-    ) -> tuple[State, Snapshots, Notes, tuple[Array, Array], Array]:
+    ) -> tuple[State, Snapshots, Notes, tuple[Array, ...], Array]:
         """What is remembered of a decision, which of the slots are for a new snapshot, and where updates lead."""
-        found, action = decision.state.bounded(evidence.highest, xp), decision.action
+        before, after, notes, action = state.part("found"), decision.state, state.part("notes"), decision.action
+        is_raised = (peak_factor(after) > peak_factor(before)) | (after.phase != before.phase)
+        notes = notes._replace(
+            rounds=notes.rounds + 1,
+            has_losses=evidence.has_losses,
+            is_falling=evidence.is_falling,
+            has_peaked=notes.has_peaked | (evidence.end >= evidence.peak),
+            is_bound=after.is_bound(evidence.highest, xp),
+            quiet=jnp.where(is_raised, 0, notes.quiet + 1),
+            rolled_back=notes.rolled_back + (action == Action.ROLL_BACK),
+            event=decision.event,
+            why=jnp.where(decision.why > 0, decision.why, notes.why),
+        )
         snapshots = decision.snapshots if self.rollback else Snapshots.none()
         target = jnp.where(state.steps.withheld, _AS_IT_IS, -1)
         target = jnp.where(action == Action.RESTART, _ORIGIN, target)
-        if self.rollback:
-            target = jnp.where(action == Action.ROLL_BACK, decision.slot, target)
-        first, second = ((action == Action.KEEP) & (decision.slot == slot) for slot in (0, 1))
-        return found, snapshots, _noted(state, decision, evidence), (first, second), target
+        target = jnp.where(action == Action.ROLL_BACK, decision.slot, target)  # never without snapshots
+        keeps = tuple((action == Action.KEEP) & (decision.slot == slot) for slot in (0, 1))
+        return after.bounded(evidence.highest, xp), snapshots, notes, keeps, target
 
     def _led(self, params: Tree, made: Tree, state: AutoState, *, completes: Array) -> tuple[Tree, AutoState]:
         """Updates that lead elsewhere, and the base's state there.
@@ -260,16 +259,16 @@ class _Search(NamedTuple):
 
 def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree) -> AutoState:
     """The state with the gradients of a step that was just made."""
+    gradients = jax.tree.map(lambda g: jnp.where(before.withheld, jnp.nan, g), gradients)
     round, trees, rate = state.part("round"), (state.origin, state.total), state.steps.rate
     (origin, total), path = state.part("path").sampled(trees, gradients, params, rate, before.rates.total, before.made)
     sizes = round.sizes.at[quotient(before.made - round.begun, round.stride)].set(largest(gradients))
     return state.remembering(path=path, round=round._replace(sizes=sizes))._replace(origin=origin, total=total)
 
 
-def _measured(state: AutoState, distance: Distance) -> Measured:
+def _measured(state: AutoState, *distance: Array) -> Measured:
     is_first = state.part("found").phase == Phase.FIRST
-    found: Measured = state.part("path").measured(distance, state.steps.rates.total, is_first)
-    return found
+    return state.part("path").measured(sizes_of(state.origin), *distance, state.steps.rates.total, is_first)
 
 
 def _begun(
@@ -288,25 +287,23 @@ def _decided(
     apart: Apart, state: AutoState, evidence: Evidence, blocks: Blocks
 ) -> tuple[Decision, LossHistory, Progress]:
     """What follows from a round, and the losses so far as they are remembered after it."""
-    has_losses, losses, steps = evidence.has_losses, state.part("progress").losses, state.part("progress").steps
-    snapshots: Snapshots = state.part("snapshots")
+    has_losses, snapshots, before = evidence.has_losses, state.part("snapshots"), state.part("progress")
 
     def known() -> LossHistory:
         begins = has_losses & ~state.part("notes").has_losses  # gradients were judged until now
-        own: LossHistory = state.part("history")
-        return where(begins, LossHistory.new(), own)
+        return where(begins, LossHistory.new(), state.part("history"))
 
     def verdict() -> Judged:
         doubted = has_losses & evidence.measured.has_estimate & (evidence.estimated_log_factor == -jnp.inf)
         return judge(history, noise, blocks, evidence.is_falling, doubted)
 
     def fresh() -> Progress:
-        own: Progress = state.part("progress")._replace(losses=(), steps=())
+        own = state.part("progress")._replace(losses=(), steps=())
         is_harder = (judged.verdict == Verdict.FALSE_ALARM) & jnp.isfinite(evidence.measured.moved)
         return where(is_harder & (evidence.phase == Phase.SEARCHING), own.cleared(), own)
 
     def cases_of() -> tuple[State, Cases, Array, Array]:
-        found: State = state.part("found")
+        found = state.part("found")
         cases = Cases.of(found, snapshots, evidence, judged, outlook)
         adds = cases.is_judged & ~cases.is_excused & (judged.verdict == Verdict.FINE) & (blocks.count > 0)
         added, goes_back = jnp.where(adds, count_of(history.latest), 0), cases.is_excused | cases.is_back
@@ -316,7 +313,7 @@ def _decided(
     ordered = jnp.sort(history.second_differences)
     noise = apart(lambda: noise_in(ordered))
     judged = apart(verdict)
-    progress = apart(fresh)._replace(losses=losses, steps=steps)
+    progress = apart(fresh)._replace(losses=before.losses, steps=before.steps)
     progress, outlook = when(
         has_losses,
         lambda both: both[0].after(apart, blocks, evidence.end, evidence.phase),
@@ -327,27 +324,10 @@ def _decided(
     decision, step = after_round(apart, found, snapshots, evidence, cases), snapshots.steps
     progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), step[decision.slot]), progress)
     after = when(cases.is_judged, lambda one: where(cases.is_excused, one, one.after(judged, blocks)), history)
-    after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest).expecting(outlook.first), after)
-    after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan).cleared(), after)
+    after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest, outlook.first), after)
+    after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan, jnp.nan), after)
     after = when(cases.is_slowed, lambda one: one.cleared(), after)
     return decision, after._replace(second_differences=history.longer(added)), progress
-
-
-def _noted(state: AutoState, decision: Decision, evidence: Evidence) -> Notes:
-    before, after = state.part("found"), decision.state
-    notes: Notes = state.part("notes")
-    is_raised = (peak_factor(after) > peak_factor(before)) | (after.phase != before.phase)
-    return notes._replace(
-        rounds=notes.rounds + 1,
-        has_losses=evidence.has_losses,
-        is_falling=evidence.is_falling,
-        has_peaked=notes.has_peaked | (evidence.end >= evidence.peak),
-        is_bound=after.is_bound(evidence.highest, xp),
-        quiet=jnp.where(is_raised, 0, notes.quiet + 1),
-        rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),
-        event=decision.event,
-        why=jnp.where(decision.why > 0, decision.why, notes.why),
-    )
 
 
 def _only_finite(params: Tree, made: Tree, is_off: Array) -> tuple[Tree, Array]:
@@ -360,30 +340,18 @@ def _only_finite(params: Tree, made: Tree, is_off: Array) -> tuple[Tree, Array]:
 
 def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Array | None:
     """The loss. Raises for what cannot be a step of this state."""
-    if params is None:
-        raise ArgumentError(
-            "params must be given to update(), since the search measures how far they move, but got None; call "
-            "update(grads, state, params, value=loss)"
-        )
-    if not isinstance(state, AutoState):
-        raise ArgumentError(
-            f"state must be that of hdet.jax.auto, but got {type(state).__name__}; make it by init(params)"
-        )
-    made_for = _outline(state.origin)
+    cure = "call update(grads, state, params, value=loss)"
+    must_be("given to update(), since the search measures how far they move", params is not None, cure, params=params)
+    must_be("that of hdet.jax.auto", isinstance(state, AutoState), "make it by init(params)", state=state)
     for name, tree in (("params", params), ("grads", gradients)):
-        if _outline(tree) != made_for:
+        if _outline(tree) != _outline(state.origin):
             raise ArgumentError(
                 f"{name} must have the arrays of the params that the state was made for, but got another tree or other "
                 "shapes; make the state by init(params), with all arrays that are trained"
             )
-    if value is None:
-        return None
-    if jnp.ndim(value) != 0 or jnp.iscomplexobj(value):
-        raise ArgumentError(
-            f"value must be one real number, the loss, but got an array of shape {jnp.shape(value)}, "
-            f"{jnp.asarray(value).dtype}; reduce it first, for instance loss.mean()"
-        )
-    return jnp.asarray(value, jnp.result_type(float))
+    fits = value is None or (jnp.ndim(value) == 0 and not jnp.iscomplexobj(value))
+    must_be("one real number, the loss", fits, "reduce it first, for instance loss.mean()", value=value)
+    return None if value is None else jnp.asarray(value, jnp.result_type(float))
 
 
 def _outline(tree: Tree) -> Any:

@@ -1,8 +1,8 @@
-"""The state of ``hdet.jax.auto``: a few trees of weights, and all small numbers in a few vectors.
+"""The state of ``hdet.jax.auto``, and what users ask it: what was found, and to end a run of unknown length.
 
-To hand a hundred scalars from step to step takes longer than a training step of a small network, since each of them is
-an argument, a result and often a copy. :attr:`AutoState.memory` is what the vectors say; what changes in every step is
-not in them.
+A state is a few trees of weights, and all small numbers in a few vectors. To hand a hundred scalars from step to step
+takes longer than a training step of a small network, since each of them is an argument, a result and often a copy.
+:attr:`AutoState.memory` is what the vectors say; what changes in every step, :class:`Steps`, is not in them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,112 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from hdet.checks import must_count
+from hdet.errors import ArgumentError
+from hdet.jax import numbers as xp
+from hdet.jax.bases import parts_of
 from hdet.jax.judge import LossHistory
 from hdet.jax.measure import Path, Tree
-from hdet.jax.numbers import Array
-from hdet.jax.progress import Progress
-from hdet.jax.round import Round, Steps
-from hdet.jax.rule import Snapshots, new_state
+from hdet.jax.numbers import Array, Sum, absent, number, quotient, where
+from hdet.jax.progress import ENDS, LONGEST, Progress
+from hdet.jax.rule import Snapshots, code_of, new_state, peak_factor
 from hdet.jax.schedule import Plan
-from hdet.rule.constants import BLOCKS
-from hdet.rule.enums import Phase
+from hdet.rule.constants import BLOCKS, QUIET
+from hdet.rule.constants import DEFAULT as C
+from hdet.rule.enums import Phase, Reason
+from hdet.rule.found import Found, status_of, within
 from hdet.rule.state import State
+
+_ENDS = np.resize(np.array(ENDS, np.int32), (len(ENDS) // 32 + 1, 32))
+"""In rows, the first ones again at the end: over rows this short, XLA makes one kernel of a minimum, not three."""
+
+
+class Round(NamedTuple):
+    """Where a round begins and ends, and what was sampled in it."""
+
+    begun: Array
+    """Steps that had been made when it began."""
+    end: Array
+    """Steps that will have been made when it ends."""
+    sizes: Array
+    """The largest absolute value of each gradient that was sampled; -1: not sampled yet."""
+    returns: Array
+    """Where the next call leads, to remove what rounding has left of a rollback; -1: it is a step of training."""
+
+    @classmethod
+    def beginning(cls, step: Array, phase: Array, plan: Plan, returns: Array = -1) -> Round:
+        """After ``step`` steps."""
+        sizes = jnp.full_like(absent(BLOCKS), -1.0)
+        return cls(step, cls.end_of(step, phase, plan), sizes, jnp.asarray(returns, jnp.int32))
+
+    @staticmethod
+    def end_of(begun: Array, phase: Array, plan: Plan) -> Array:
+        """The last two steps of a run end rounds too, and each step does until a first one was measured."""
+        full = jnp.min(jnp.where(begun < _ENDS, _ENDS, LONGEST))
+        end = jnp.minimum(full, jnp.where(begun < plan.total - 1, plan.total - 1, plan.total))
+        return jnp.where(phase == Phase.FIRST, begun + 1, jnp.maximum(end, begun + 1))
+
+    @property
+    def length(self) -> Array:
+        return self.end - self.begun
+
+    @property
+    def stride(self) -> Array:
+        """Every such step is sampled."""
+        return quotient(self.length + C.max_samples - 1, C.max_samples)
+
+
+class Steps(NamedTuple):
+    """What changes in every step."""
+
+    made: Array
+    """How many there were."""
+    rate: Array
+    """Of the last one, in units of the guess."""
+    rates: Sum
+    """Of all steps of the path."""
+    losses: Array
+    """Of the round. Three rows with a number for each block: the mean of its finite losses, how many these are, and
+    whether any loss was given."""
+    withheld: Array
+    """Whether an update was withheld because it would have made weights NaN or infinite. Then no weight moves until the
+    round ends."""
+
+    @classmethod
+    def new(cls) -> Steps:
+        """Before the first one."""
+        losses = jnp.zeros((3, BLOCKS), jnp.result_type(float)).at[0].set(jnp.nan)
+        return cls(jnp.zeros((), jnp.int32), number(0.0), Sum.zero(), losses, jnp.zeros((), bool))
+
+    def next(self, round: Round, rate: Array, loss: Array | None, is_sound: Array) -> Steps:
+        """One more. Its loss counts as NaN if updates are withheld."""
+        losses = self.losses
+        if loss is not None:
+            spot, count = self.made - round.begun, jnp.minimum(round.length, BLOCKS)
+            is_its = jnp.arange(BLOCKS) == quotient((spot + 1) * count - 1, round.length)
+            is_finite = is_its & jnp.isfinite(loss) & ~self.withheld
+            mean, finite, given = losses
+            more = jnp.where(finite > 0, mean + (loss - mean) / (finite + 1), loss)
+            rows = jnp.where(is_finite, more, mean), finite + is_finite, jnp.where(is_its, 1.0, given)
+            losses = jnp.stack(rows)
+        return Steps(self.made + 1, rate, self.rates.plus(rate), losses, self.withheld | ~is_sound)
+
+    def with_new_round(self, resets_path: Array) -> Steps:
+        """The next step begins a round, and a path too if ``resets_path``."""
+        fresh = Steps.new()
+        return fresh._replace(made=self.made, rate=self.rate, rates=where(resets_path, fresh.rates, self.rates))
+
+    def judged(self, round: Round, has_losses: Array, is_searching: Array) -> tuple[Array, Array, Array]:
+        """What :class:`Blocks` are made of: losses or, if none was ever given, logarithms of the gradients' sizes."""
+        length, sizes, k = round.length, round.sizes, jnp.arange(BLOCKS)
+        count = jnp.minimum(length, BLOCKS)
+        steps = quotient((k + 1) * length, count) - quotient(k * length, count)
+        losses = self.losses[0], steps.astype(sizes.dtype), self.losses[2] > 0
+        mean = jnp.where((sizes > 0) & jnp.isfinite(sizes), jnp.log(sizes), jnp.nan)
+        instead = mean, jnp.ones_like(sizes), is_searching & (sizes != -1) & (sizes != 0)
+        return where(has_losses, losses, instead)
 
 
 class Notes(NamedTuple):
@@ -64,11 +159,12 @@ class Memory(NamedTuple):
     notes: Notes
 
     @classmethod
-    def new(cls, phase: Phase, plan: Plan, why: int) -> Memory:
+    def new(cls, plan: Plan, is_too_short: bool) -> Memory:
         """Before the first step."""
-        found = new_state(phase)
+        found = new_state(Phase.STOPPED if is_too_short else Phase.FIRST)
         round = Round.beginning(jnp.zeros((), jnp.int32), found.phase, plan)
-        return cls(found, Snapshots.none(), LossHistory.new(), Progress.new(), plan, round, Path.new(), Notes.new(why))
+        notes = Notes.new(code_of(Reason.TOO_SHORT) if is_too_short else 0)
+        return cls(found, Snapshots.none(), LossHistory.new(), Progress.new(), plan, round, Path.new(), notes)
 
 
 class AutoState(NamedTuple):
@@ -120,8 +216,7 @@ class AutoState(NamedTuple):
 @cache
 def _outline() -> Memory:
     """The shapes and types in a memory; floats may be of either size."""
-    found: Memory = jax.eval_shape(lambda: Memory.new(Phase.FIRST, Plan.of(None, 0.3, None), 0))
-    return found
+    return jax.eval_shape(lambda: Memory.new(Plan.of(None, 0.3, None), is_too_short=False))
 
 
 @cache
@@ -136,3 +231,72 @@ def _places() -> dict[str, list[tuple[str, int, Any]]]:
             found.setdefault(name, []).append((key, ends.get(key, 0), leaf))
             ends[key] = ends.get(key, 0) + leaf.size
     return found
+
+
+# -- what users ask a state -----------------------------------------------------------------------------------------
+
+
+def state_in(state: Any) -> AutoState:
+    """The state of :func:`hdet.jax.auto` in that of a whole optimizer, such as an ``optax.chain``."""
+    own = parts_of(state, lambda node: isinstance(node, AutoState))
+    if len(own) != 1:
+        raise ArgumentError(
+            f"state must have the state of one hdet.jax.auto in it, but got {len(own)}; give what update() has returned"
+        )
+    return own[0]
+
+
+def found(state: Any) -> Found:
+    """What was found so far, as in torch: rate, status, rollbacks. Waits for the device.
+
+    The rate is in units of the base's own unless that was made by ``optax.inject_hyperparams``: so make it with 1.
+
+    Args:
+        state: of :func:`hdet.jax.auto`, or of an optimizer that it is a part of.
+    """
+    own = state_in(state)
+    memory, plan, notes = own.memory, own.memory.plan, own.memory.notes
+    status, why = status_of(
+        memory.found,
+        [None, *Reason][int(notes.why)],
+        is_falling=notes.is_falling,
+        rests=(own.steps.made >= plan.total)
+        | (plan.is_endless & notes.has_peaked & (notes.quiet >= QUIET))
+        | notes.is_bound,
+        is_bound=notes.is_bound,
+        has_fallen=memory.progress.has_fallen,
+    )
+    factor, guesses = float(peak_factor(memory.found)), own.guesses or (1.0,)
+    rates = tuple(float(guess) * factor for guess in guesses) if notes.rounds > 0 else ()
+    rate = rates[0] if rates else float("nan")
+    return Found(rate, status, int(notes.rolled_back), rates, why.text if why else "", within(memory.found))
+
+
+def finish(state: Any, steps: int) -> Any:
+    """The state of a run that ends after ``steps`` more steps: from here on the rate falls by 1 - sqrt.
+
+    Call it between two steps, outside ``jit``; nothing is traced again. A rate that falls already goes on from there.
+
+    Args:
+        state: of :func:`hdet.jax.auto`, or of an optimizer that it is a part of; the result is of the same kind.
+        steps: steps that training still makes.
+    """
+    own = state_in(state)
+    memory, t = own.memory, own.steps.made
+    plan, searched, now, total = memory.plan, memory.found, int(t), int(memory.plan.total)
+    if plan.is_given:
+        raise ArgumentError(
+            f"finish() must be called without schedule=, but this run follows a schedule of {total} steps; leave it "
+            "out, hdet.jax.auto(base, total_steps), or begin a new run with a schedule of the steps that are left"
+        )
+    must_count(1, "give the steps that training is still to make", high=LONGEST - 1 - now, steps=steps)
+    if now >= total:
+        raise ArgumentError(
+            f"finish() must be called before the run ends, but it has ended at step {total}; go on from a checkpoint"
+        )
+    has_fallen = (t > plan.falls_from) & ~plan.is_endless
+    share = jnp.where((searched.phase == Phase.STOPPED) & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t, C, xp)
+    plan, after = plan.finished(t, int(steps)), searched.peaking(number(now - 1.0), share, xp)
+    end = jnp.maximum(Round.end_of(memory.round.begun, after.phase, plan), t + 1)
+    new = own.remembering(plan=plan, found=after, round=memory.round._replace(end=end))
+    return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)
