@@ -16,7 +16,7 @@ from torch import nn
 import hdet
 from hdet.report.data import load_run
 from hdet.report.series import run_figures
-from hdet.report.verdict import advice, table_of, verdict, warned
+from hdet.report.verdict import advice, table_of, verdict
 from tests.report.made_up import a_header, a_round
 
 RECORDS = [a_header(total_steps=40), *(a_round(k) for k in range(4))]
@@ -110,4 +110,4 @@ def test_values_replaced_at_random(tmp_path: Path, data: st.DataObject, value: A
         run = load_run(path)
     except hdet.HdetError:
         return
-    assert [advice(run), warned(run), table_of([run]).rows, run_figures(run)]
+    assert [advice(run), run.alarms, table_of([run]).rows, run_figures(run)]

@@ -1,29 +1,31 @@
 """A run as data: what a report needs of a journal, checked and typed.
 
-Numbers that are missing, NaN or infinite are None here, so that later code need not check.
+Numbers that are missing, NaN or infinite are None here, so that later code need not check. A picture has a thousand
+columns, and a journal may have a million rounds: of a long one those are kept that stand out.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import fmean, pstdev
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, HdetError, JournalError
 from hdet.journal.reading import in_order, stream_journal
 from hdet.report.numbers import finite
-from hdet.report.thinning import thinned
 from hdet.rule.enums import Event as SearchEvent
 from hdet.rule.enums import event_of, reason_of
 
+MOST = 2000
+"""Rounds that are kept of a journal that has more, roughly."""
 Numbers = tuple[float | None, ...]
 """One per knob, in the order of :attr:`RunData.knobs`."""
+_Record = Mapping[str, Any]
 _DECAYS = ("exponential", "printed")
 """What ``decay`` is in the arguments of a run whose base has a decay of its own."""
 _FULL = 0.9
@@ -75,8 +77,6 @@ class Round(NamedTuple):
     """The step to which a search has rolled training back at the end of the round."""
     found: Numbers
     """The peak rates that a search has found so far."""
-    status: str | None
-    """The status of a search, for people."""
 
     @property
     def loss(self) -> float | None:
@@ -90,26 +90,27 @@ class RunData(NamedTuple):
     name: str
     path: Path
     """The journal."""
-    knobs: tuple[str, ...] = ()
-    starts: Numbers = ()
+    knobs: tuple[str, ...]
+    starts: Numbers
     """Per knob, what is learned before the first round: a factor on the schedule, or a value."""
-    replicas: int = 0
-    rounds: tuple[Round, ...] = ()
-    """Of a long journal those that stand out (:mod:`hdet.report.thinning`)."""
-    steps: Sequence[int] = ()
+    replicas: int
+    rounds: tuple[Round, ...]
+    """Of a long journal those that stand out."""
+    steps: Sequence[int]
     """The step after each round, of all rounds."""
-    last_full: Round | None = None
-    """The last round that was not cut short, was not rolled back, and has a loss."""
-    phases: Mapping[str, float] = MappingProxyType({})
+    loss: float | None
+    """The train loss of the last round that was not cut short, was not rolled back, and has a loss: often the last
+    round of a run has a single step, whose loss says little."""
+    phases: Mapping[str, float]
     """Seconds of all rounds, by phase."""
-    events: tuple[Event, ...] = ()
-    """What happened in all rounds. An event that is repeated in consecutive rounds counts once."""
-    alarms: tuple[Event, ...] = ()
+    events: tuple[Event, ...]
+    """What happened in all rounds, once if it is repeated in consecutive ones, and where the run was resumed."""
+    alarms: tuple[Event, ...]
     """For people: why the found rate must not be used. Each once, at the step at which it was first raised."""
-    resumes: tuple[int, ...] = ()
-    """Steps at which the run was resumed from a checkpoint."""
-    arguments: Mapping[str, Any] = MappingProxyType({})
-    made: str = ""
+    stopped: str
+    """That the search has stopped, and why; empty if it has not."""
+    arguments: Mapping[str, Any]
+    made: str
     """By which version of hdet, and when."""
 
     @property
@@ -138,14 +139,19 @@ def kind_of(knob: str) -> str:
     return knob.split("[", 1)[0]
 
 
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that are not None."""
+    return [value for value in values if value is not None]
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of those that are known; None if none is.
 
     >>> mean([1.0, None, 2.0]), mean([None])
     (1.5, None)
     """
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    found = known(values)
+    return fmean(found) if found else None
 
 
 def journal_in(path: Path) -> Path:
@@ -173,49 +179,41 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
 
 
 def told_apart(runs: Sequence[RunData]) -> list[RunData]:
-    """Runs whose names differ: those with the same name are named by as much of their path as differs.
+    """Runs whose names differ: journals of the same name are named by as much of their paths as differs.
 
-    ``a/run.jsonl`` and ``b/run.jsonl`` keep these names. If a path is given twice, its second run is "run (2)".
+    ``a/run.jsonl`` and ``b/run.jsonl`` keep these names.
     """
-    named: list[RunData] = []
+    named = []
     for run in runs:
-        path, paths = os.path.abspath(run.path), {os.path.abspath(one.path) for one in runs if one.name == run.name}
-        name = run.name if len(paths) == 1 else os.path.relpath(path, os.path.commonpath(paths))
-        times = sum(os.path.abspath(one.path) == path for one in named)
-        named.append(run._replace(name=f"{name} ({times + 1})" if times else name))
+        paths = {os.path.abspath(one.path) for one in runs if one.name == run.name}
+        name = run.name if len(paths) == 1 else os.path.relpath(run.path, os.path.commonpath(paths))
+        named.append(run._replace(name=name))
     return named
 
 
 def _run(path: Path) -> RunData:
     data = stream_journal(path)
-    header, resumes = data.header, [int(record["step"]) for record in data.resumes]
-    arguments = dict(header.get("arguments") or {})
-    tally = _Tally(finite(arguments.get("sync_every")), resumes)
-    records = list(thinned(tally.counted(data.rounds), data.length))
-    last = records[-1] if records else {}
-    knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
+    header, tally = data.header, _Tally(data.header, [int(record["step"]) for record in data.resumes])
+    records = list(thinned(tally.counted(data.rounds), data.length, len(header.get("knobs") or ())))
+    last, arguments = records[-1] if records else {}, dict(header.get("arguments") or {})
     if "total_steps" in last:  # the length of the run may have been changed
         arguments["total_steps"] = last["total_steps"]
+    knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
     given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
     starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
-    decays = arguments.get("decay") in _DECAYS
-
-    def drawn(record: Mapping[str, Any]) -> Round:
-        return _round(in_order(record, knobs), starts, decays)
-
     return RunData(
         name=path.resolve().parent.name if path.name == "journal.jsonl" else path.stem,
         path=path,
         knobs=knobs,
         starts=starts,
         replicas=header.get("replicas") or 0,
-        rounds=tuple(map(drawn, records)),
+        rounds=tuple(_round(in_order(record, knobs), starts, arguments.get("decay") in _DECAYS) for record in records),
         steps=tally.steps,
-        last_full=None if tally.last_full is None else drawn(tally.last_full),
+        loss=tally.loss,
         phases=tally.phases,
-        events=_shortened(tally.events),
+        events=tally.listed_events(),
         alarms=tuple(Event(step, text) for text, step in tally.alarms.items()),
-        resumes=tuple(resumes),
+        stopped=f"stopped ({reason_of(last)})" if last.get("status") == "stopped" else "",
         arguments=arguments,
         made=f"hdet {header.get('hdet')}, {header.get('time')}",
     )
@@ -225,76 +223,116 @@ class _Tally:
     """What is counted of all rounds of a journal.
 
     Args:
-        length: steps of a full round; None: as many as the longest round so far.
+        header: the journal's.
         resumes: steps at which the run was resumed: losses of the round before them may be lost.
     """
 
-    def __init__(self, length: float | None, resumes: Sequence[int]) -> None:
-        self._length, self._longest, self._resumes = length, 0, sorted(resumes)
-        self.steps = array("q")
-        self.last_full: Mapping[str, Any] | None = None
-        self.phases: dict[str, float] = {}
-        self.alarms: dict[str, int] = {}
-        self.events: list[Event] = []
+    def __init__(self, header: _Record, resumes: Sequence[int]) -> None:
+        self._length, self._resumes = finite((header.get("arguments") or {}).get("sync_every")), resumes
+        self._longest = 0
         self._happened: list[str] = []
         """What happened in the last round."""
+        self._events: list[Event] = []
+        self.steps = array("q")
+        self.loss: float | None = None
+        self.phases: dict[str, float] = {}
+        self.alarms: dict[str, int] = {}
 
-    def counted(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def counted(self, records: Iterable[_Record]) -> Iterator[_Record]:
         """The same records, each counted when it is taken."""
         for record in records:
             self._count(record, int(record["step"]))
             yield record
 
-    def _count(self, record: Mapping[str, Any], step: int) -> None:
+    def _count(self, record: _Record, step: int) -> None:
+        for name in ("status", "why", "event"):
+            if not isinstance(value := record.get(name), str | None):
+                raise ValueError(f"{name} must be a text, but is {shown(value)}")
         for phase, seconds in (record.get("seconds") or {}).items():
             self.phases[phase] = self.phases.get(phase, 0.0) + (finite(seconds) or 0.0)
         events = list(_events(record, step))
         if (happened := [event.text for event in events]) != self._happened:
-            self.events += events
+            self._events += events
         self._happened = happened
         if record.get("event") == SearchEvent.STOPPED:
             self.alarms.setdefault(reason_of(record).rstrip(". "), step)
-        begun = self.steps[-1] if self.steps else 0
-        resumed = bisect_left(self._resumes, step)
-        length = step - max(begun, self._resumes[resumed - 1] if resumed else 0)
+        length = step - max([*self.steps[-1:], *(resumed for resumed in self._resumes if resumed < step)], default=0)
         is_full = length >= _FULL * (self._length or self._longest)
-        losses = (row.get("loss") for row in record.get("replicas") or ())
-        if is_full and record.get("rolled_back_to") is None and any(finite(loss) is not None for loss in losses):
-            self.last_full = record
+        loss = mean(finite(row.get("loss")) for row in record.get("replicas") or ())
+        if is_full and record.get("rolled_back_to") is None and loss is not None:
+            self.loss = loss
         self._longest = max(self._longest, length)
         self.steps.append(step)
 
-
-def _shortened(events: Sequence[Event]) -> tuple[Event, ...]:
-    """So many events that a person may read them."""
-    omitted = len(events) - 2 * _EVENTS
-    if omitted <= 0:
+    def listed_events(self) -> tuple[Event, ...]:
+        """So many events that a person may read them."""
+        events = sorted([*(Event(step, "resumed") for step in self._resumes), *self._events])
+        if (omitted := len(events) - 2 * _EVENTS) > 0:
+            events[_EVENTS:-_EVENTS] = [Event(events[-_EVENTS].step, f"{omitted} earlier events are not listed")]
         return tuple(events)
-    between = Event(events[-_EVENTS].step, f"{omitted} earlier events are not listed")
-    return (*events[:_EVENTS], between, *events[-_EVENTS:])
 
 
-def _text(record: Mapping[str, Any], name: str) -> str | None:
-    """A text that may be missing. Raises for anything else."""
-    value = record.get(name)
-    if not (value is None or isinstance(value, str)):
-        raise ValueError(f"{name} must be a text, but is {shown(value)}")
-    return value
+def _events(record: _Record, step: int) -> Iterator[Event]:
+    """What happened in a round, which replicas were left out, and which ranks had a loss that is NaN or infinite."""
+    if happened := event_of(record):
+        is_setback = record["event"] == SearchEvent.STOPPED or record.get("rolled_back_to") is not None
+        yield Event(step, happened, is_setback)
+    excluded, names, absent = (record.get(name) or () for name in ("excluded", "names", "absent"))
+    lists = {
+        "replica {} left out": [r for r in excluded if r not in absent],
+        "{} gone": [names[r] for r in absent],
+        "{} joined": record.get("joined"),
+        "loss of rank {} not finite": record.get("not_finite"),
+    }
+    yield from (Event(step, text.format(", ".join(map(str, some)))) for text, some in lists.items() if some)
 
 
-def _round(record: Mapping[str, Any], starts: Numbers, decays: bool) -> Round:
-    def per_knob(row: Mapping[str, Any], name: str) -> Numbers:
+def thinned(records: Iterator[_Record], count: int, knobs: int) -> Iterator[_Record]:
+    """Some of the rounds, in their order.
+
+    Rounds are taken in stretches of equal length. Of each stretch the first round and the last are kept, one at which
+    something happened, one without a loss, and those at which a number was lowest or highest: no spike is lost.
+
+    Args:
+        records: the rounds.
+        count: how many there are.
+        knobs: how many each has.
+
+    >>> rounds = ({"round": k, "replicas": [{"loss": 9.0 if k == 54321 else 1.0}]} for k in range(10**5))
+    >>> kept = [record["round"] for record in thinned(rounds, 10**5, 1)]
+    >>> len(kept) < 2 * MOST, 54321 in kept, (kept[0], kept[-1]) == (0, 99_999), kept == sorted(kept)
+    (True, True, True, True)
+    """
+    length = count * (6 * knobs + 14) // MOST if count > MOST else 1  # about so many are kept of each
+    while stretch := list(islice(records, length)):
+        places = {0, len(stretch) - 1}
+        for column in zip_longest(*map(_numbers, stretch)):
+            if heights := [(value, k) for k, value in enumerate(column) if value is not None]:
+                places |= {min(heights)[1], max(heights)[1]}
+        yield from (stretch[k] for k in sorted(places))
+
+
+def _numbers(record: _Record) -> list[float | None]:
+    """What is drawn of a round, and whether something happened in it, as 0 or 1."""
+    replicas = record.get("replicas") or ()
+    losses = known(finite(row.get("loss")) for row in replicas)
+    marks = [float(bool(record.get("event"))), float(not losses)]
+    bounds = [mean(losses), min(losses, default=None), max(losses, default=None)]
+    furthest = max((finite(row.get("divergence")) or 0.0 for row in replicas), default=None)
+    own = [value for name in ("base", "learned", "delta") for value in record.get(name) or ()]
+    return [*marks, *bounds, furthest, *map(finite, [record.get("estimated_rate"), *own])]
+
+
+def _round(record: _Record, starts: Numbers, decays: bool) -> Round:
+    def per_knob(row: _Record, name: str) -> Numbers:
         """A round from before a group was added has fewer numbers."""
         found = [finite(value) for value in row.get(name) or ()]
         return tuple((found + [None] * len(starts))[: len(starts)])
 
     base, learned, shape = (per_knob(record, name) for name in ("base", "learned", "shape"))
-    step, status, why = int(record["step"]), _text(record, "status"), reason_of(record)
     if not any(shape) and not decays:  # only a search has a shape
         shape = tuple(v / m if v is not None and m else None for v, m in zip(base, learned, strict=True))
-    plain = tuple(
-        finite(v * x) if v is not None and x is not None else None for v, x in zip(shape, starts, strict=True)
-    )
+    plain = (finite(v * x) if v is not None and x is not None else None for v, x in zip(shape, starts, strict=True))
     replicas = tuple(
         Replica(
             loss=finite(row.get("loss")),
@@ -306,35 +344,18 @@ def _round(record: Mapping[str, Any], starts: Numbers, decays: bool) -> Round:
     )
     # The normalised controller's errors are in units of the signals' deviation in the round, its Delta is not.
     excluded = record.get("excluded") or ()
-    signals = [row.signal for r, row in enumerate(replicas) if r not in excluded and row.signal is not None]
+    signals = known(row.signal for r, row in enumerate(replicas) if r not in excluded)
     unit = pstdev(signals) if signals and record.get("error") else 0.0
     pairs = zip(per_knob(record, "delta"), per_knob(record, "error"), strict=True)
     return Round(
-        step=step,
+        step=int(record["step"]),
         replicas=replicas,
         base_before=per_knob(record, "base_before"),
         base=base,
         learned=learned,
-        plain=plain,
+        plain=tuple(plain),
         slopes=tuple(None if d is None else Slope(d, None if e is None else e * unit) for d, e in pairs),
         estimated_rate=finite(record.get("estimated_rate")) or None,
         rolled_back_to=record.get("rolled_back_to"),
         found=per_knob(record, "found_rates"),
-        status=f"{status} ({why})" if status and why else status,
     )
-
-
-def _events(record: Mapping[str, Any], step: int) -> Iterator[Event]:
-    """What happened in a round, which replicas were left out, and which ranks had a loss that is NaN or infinite."""
-    _text(record, "why")
-    if _text(record, "event") and (happened := event_of(record)):
-        is_setback = record["event"] == SearchEvent.STOPPED or record.get("rolled_back_to") is not None
-        yield Event(step, happened, is_setback)
-    excluded, names, absent = (record.get(name) or () for name in ("excluded", "names", "absent"))
-    lists = (
-        ("replica {} left out", [r for r in excluded if r not in absent]),
-        ("{} gone", [names[r] for r in absent]),
-        ("{} joined", record.get("joined")),
-        ("loss of rank {} not finite", record.get("not_finite")),
-    )
-    yield from (Event(step, text.format(", ".join(map(str, some)))) for text, some in lists if some)

@@ -53,7 +53,7 @@ def painted(figure: Figure) -> go.Figure:
     drawn = go.Figure(layout_template=_TEMPLATE)
     if figure.bars:
         phases, seconds = [label(phase) for phase in figure.bars], list(figure.bars.values())
-        texts = [f"{say.seconds(one)}, {say.percent(one / sum(seconds))}" for one in seconds]
+        texts = [f"{say.seconds(one)}, {100 * one / sum(seconds):.1f} %" for one in seconds]
         bars = go.Bar(y=phases, x=seconds, text=texts, orientation="h", marker_color=_COLOURS[0])
         drawn.add_trace(bars.update(hovertemplate="%{y}: %{text}<extra></extra>", textangle=0, marker_opacity=0.6))
         drawn.update_layout(height=80 + 34 * len(texts), xaxis_title="seconds")
