@@ -54,7 +54,7 @@ def run(journal: Path) -> RunData:
 
 
 def test_all_rounds_are_counted_and_those_that_stand_out_are_kept(run: RunData) -> None:
-    assert len(run.steps) == ROUNDS
+    assert run.length == ROUNDS
     assert len(run.rounds) < 2 * MOST
     kept = {r.step: r for r in run.rounds}
     assert {10, 10 * (SPIKE + 1), 10 * (BACK + 1), 10 * (STOPPED + 1), 10 * (ROUNDS - 1) + 1} <= kept.keys()

@@ -193,12 +193,6 @@ def test_an_axis_is_logarithmic_if_it_can_and_if_that_helps(
     assert low < min(losses) < max(losses) < high
 
 
-def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
-    assert series.lengthening(load_run(searched_folder(tmp_path / "a")))
-    assert not series.lengthening(load_run(trained_journal(tmp_path / "b")))
-    assert not series.lengthening(run_of(tmp_path))
-
-
 @pytest.mark.slow
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(a_round(k, [9.0 if k == 4321 else 1.0, 2.0], delta=[0.1]) for k in range(6000)))

@@ -56,7 +56,7 @@ def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json 
 
 def _summary(run: RunData) -> dict[str, object]:
     base = words.base_movement(run)
-    told = {"name": run.name, "path": run.path, "loss": run.loss, "rounds": len(run.steps)}
+    told = {"name": run.name, "path": run.path, "loss": run.loss, "rounds": run.length}
     return {**told, "base_start": base and base.start, "base_end": base and base.end}
 
 
@@ -76,7 +76,7 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     if (found := words.advice(data)) is not None:
         output.say(str(found))
     output.say(str(out))
-    output.result(out=out, verdict=words.verdict(data), rounds=len(data.steps))
+    output.result(out=out, verdict=words.verdict(data), rounds=data.length)
 
 
 def export(

@@ -6,17 +6,16 @@ columns, and a journal may have a million rounds: of a long one those are kept t
 
 from __future__ import annotations
 
+import math
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from hdet.checks import shown
 from hdet.errors import ArgumentError, HdetError, JournalError
-from hdet.journal.reading import in_order, stream_journal
+from hdet.journal.reading import stream_journal
 from hdet.report.numbers import finite
 from hdet.rule.enums import Event as SearchEvent
 from hdet.rule.enums import event_of, reason_of
@@ -96,8 +95,8 @@ class RunData(NamedTuple):
     replicas: int
     rounds: tuple[Round, ...]
     """Of a long journal those that stand out."""
-    steps: Sequence[int]
-    """The step after each round, of all rounds."""
+    length: int
+    """The number of all rounds."""
     loss: float | None
     """The train loss of the last round that was not cut short, was not rolled back, and has a loss: often the last
     round of a run has a single step, whose loss says little."""
@@ -122,11 +121,6 @@ class RunData(NamedTuple):
     def decays_by_itself(self) -> bool:
         """Whether the base has its own decay in place of the schedule's (``decay="exponential"``, ``AsPrinted()``)."""
         return self.arguments.get("decay") in _DECAYS
-
-    @property
-    def total_steps(self) -> int | None:
-        """The length of the schedule, if the journal has it. The base value of the step after the last is not used."""
-        return self.arguments.get("total_steps")
 
     @property
     def rates(self) -> tuple[int, ...]:
@@ -179,10 +173,7 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
 
 
 def told_apart(runs: Sequence[RunData]) -> list[RunData]:
-    """Runs whose names differ: journals of the same name are named by as much of their paths as differs.
-
-    ``a/run.jsonl`` and ``b/run.jsonl`` keep these names.
-    """
+    """Runs whose names differ: journals of the same name are named by as much of their paths as differs."""
     named = []
     for run in runs:
         paths = {os.path.abspath(one.path) for one in runs if one.name == run.name}
@@ -194,21 +185,22 @@ def told_apart(runs: Sequence[RunData]) -> list[RunData]:
 def _run(path: Path) -> RunData:
     data = stream_journal(path)
     header, tally = data.header, _Tally(data.header, [int(record["step"]) for record in data.resumes])
-    records = list(thinned(tally.counted(data.rounds), data.length, len(header.get("knobs") or ())))
+    begun = header.get("knobs") or ()
+    records = list(thinned(tally.counted(data.rounds), data.length))
     last, arguments = records[-1] if records else {}, dict(header.get("arguments") or {})
     if "total_steps" in last:  # the length of the run may have been changed
         arguments["total_steps"] = last["total_steps"]
-    knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
     given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
-    starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
+    knobs = [*begun, *(last.get("knobs") or ())]
+    starts = {knob: given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs}
     return RunData(
         name=path.resolve().parent.name if path.name == "journal.jsonl" else path.stem,
         path=path,
-        knobs=knobs,
-        starts=starts,
+        knobs=tuple(starts),
+        starts=tuple(starts.values()),
         replicas=header.get("replicas") or 0,
-        rounds=tuple(_round(in_order(record, knobs), starts, arguments.get("decay") in _DECAYS) for record in records),
-        steps=tally.steps,
+        rounds=tuple(_round(record, starts, begun, arguments.get("decay") in _DECAYS) for record in records),
+        length=data.length,
         loss=tally.loss,
         phases=tally.phases,
         events=tally.listed_events(),
@@ -229,11 +221,10 @@ class _Tally:
 
     def __init__(self, header: _Record, resumes: Sequence[int]) -> None:
         self._length, self._resumes = finite((header.get("arguments") or {}).get("sync_every")), resumes
-        self._longest = 0
+        self._longest = self._begun = 0
         self._happened: list[str] = []
         """What happened in the last round."""
         self._events: list[Event] = []
-        self.steps = array("q")
         self.loss: float | None = None
         self.phases: dict[str, float] = {}
         self.alarms: dict[str, int] = {}
@@ -245,9 +236,6 @@ class _Tally:
             yield record
 
     def _count(self, record: _Record, step: int) -> None:
-        for name in ("status", "why", "event"):
-            if not isinstance(value := record.get(name), str | None):
-                raise ValueError(f"{name} must be a text, but is {shown(value)}")
         for phase, seconds in (record.get("seconds") or {}).items():
             self.phases[phase] = self.phases.get(phase, 0.0) + (finite(seconds) or 0.0)
         events = list(_events(record, step))
@@ -256,13 +244,11 @@ class _Tally:
         self._happened = happened
         if record.get("event") == SearchEvent.STOPPED:
             self.alarms.setdefault(reason_of(record).rstrip(". "), step)
-        length = step - max([*self.steps[-1:], *(resumed for resumed in self._resumes if resumed < step)], default=0)
+        length = step - max([self._begun, *(resumed for resumed in self._resumes if resumed < step)])
         is_full = length >= _FULL * (self._length or self._longest)
-        loss = mean(finite(row.get("loss")) for row in record.get("replicas") or ())
-        if is_full and record.get("rolled_back_to") is None and loss is not None:
+        if is_full and record.get("rolled_back_to") is None and (loss := _loss(record)) is not None:
             self.loss = loss
-        self._longest = max(self._longest, length)
-        self.steps.append(step)
+        self._longest, self._begun = max(self._longest, length), step
 
     def listed_events(self) -> tuple[Event, ...]:
         """So many events that a person may read them."""
@@ -287,52 +273,54 @@ def _events(record: _Record, step: int) -> Iterator[Event]:
     yield from (Event(step, text.format(", ".join(map(str, some)))) for text, some in lists.items() if some)
 
 
-def thinned(records: Iterator[_Record], count: int, knobs: int) -> Iterator[_Record]:
+def thinned(records: Iterator[_Record], count: int) -> Iterator[_Record]:
     """Some of the rounds, in their order.
 
-    Rounds are taken in stretches of equal length. Of each stretch the first round and the last are kept, one at which
-    something happened, one without a loss, and those at which a number was lowest or highest: no spike is lost.
+    Rounds are taken in stretches of equal length. Of each the first round is kept, the last, the one with the highest
+    loss, and those at which something happened.
 
     Args:
         records: the rounds.
         count: how many there are.
-        knobs: how many each has.
 
     >>> rounds = ({"round": k, "replicas": [{"loss": 9.0 if k == 54321 else 1.0}]} for k in range(10**5))
-    >>> kept = [record["round"] for record in thinned(rounds, 10**5, 1)]
-    >>> len(kept) < 2 * MOST, 54321 in kept, (kept[0], kept[-1]) == (0, 99_999), kept == sorted(kept)
+    >>> kept = [record["round"] for record in thinned(rounds, 10**5)]
+    >>> len(kept) <= MOST, 54321 in kept, (kept[0], kept[-1]) == (0, 99_999), kept == sorted(kept)
     (True, True, True, True)
     """
-    length = count * (6 * knobs + 14) // MOST if count > MOST else 1  # about so many are kept of each
+    length = math.ceil(3 * count / MOST) if count > MOST else 1
     while stretch := list(islice(records, length)):
-        places = {0, len(stretch) - 1}
-        for column in zip_longest(*map(_numbers, stretch)):
-            if heights := [(value, k) for k, value in enumerate(column) if value is not None]:
-                places |= {min(heights)[1], max(heights)[1]}
-        yield from (stretch[k] for k in sorted(places))
+        losses = [_loss(record) or 0.0 for record in stretch]
+        kept = {0, losses.index(max(losses)), len(stretch) - 1}
+        yield from (record for k, record in enumerate(stretch) if k in kept or record.get("event"))
 
 
-def _numbers(record: _Record) -> list[float | None]:
-    """What is drawn of a round, and whether something happened in it, as 0 or 1."""
-    replicas = record.get("replicas") or ()
-    losses = known(finite(row.get("loss")) for row in replicas)
-    marks = [float(bool(record.get("event"))), float(not losses)]
-    bounds = [mean(losses), min(losses, default=None), max(losses, default=None)]
-    furthest = max((finite(row.get("divergence")) or 0.0 for row in replicas), default=None)
-    own = [value for name in ("base", "learned", "delta") for value in record.get(name) or ()]
-    return [*marks, *bounds, furthest, *map(finite, [record.get("estimated_rate"), *own])]
+def _loss(record: _Record) -> float | None:
+    """The mean over replicas."""
+    return mean(finite(row.get("loss")) for row in record.get("replicas") or ())
 
 
-def _round(record: _Record, starts: Numbers, decays: bool) -> Round:
+def _round(record: _Record, knobs: Mapping[str, float | None], begun: Sequence[str], decays: bool) -> Round:
+    """A round of a journal.
+
+    Args:
+        record: the round.
+        knobs: each knob of the run, and what is learned of it before the first round.
+        begun: the knobs with which the run began. A round has its own if groups were added.
+        decays: whether the base has its own decay.
+    """
+    own = record.get("knobs") or begun
+
     def per_knob(row: _Record, name: str) -> Numbers:
-        """A round from before a group was added has fewer numbers."""
-        found = [finite(value) for value in row.get(name) or ()]
-        return tuple((found + [None] * len(starts))[: len(starts)])
+        found = dict(zip(own, row.get(name) or (), strict=False))
+        return tuple(finite(found.get(knob)) for knob in knobs)
 
     base, learned, shape = (per_knob(record, name) for name in ("base", "learned", "shape"))
     if not any(shape) and not decays:  # only a search has a shape
         shape = tuple(v / m if v is not None and m else None for v, m in zip(base, learned, strict=True))
-    plain = (finite(v * x) if v is not None and x is not None else None for v, x in zip(shape, starts, strict=True))
+    plain = (
+        finite(v * x) if v is not None and x is not None else None for v, x in zip(shape, knobs.values(), strict=True)
+    )
     replicas = tuple(
         Replica(
             loss=finite(row.get("loss")),

@@ -18,7 +18,7 @@ from typing import Any
 from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
 from hdet.report.data import RunData, load_run, told_apart
-from hdet.report.series import Figure, comparison_figures, lengthening, run_figures
+from hdet.report.series import Figure, comparison_figures, run_figures
 from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict
 
 _FRAME = """<p>{verdict}</p>
@@ -51,6 +51,8 @@ def write_report(
         headline: a sentence at the top; if empty, the verdict on one run, or which of several runs ended lowest.
         figures: figures to show before those of each run; if empty, those that compare several runs.
     """
+    if not runs:
+        raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     runs = told_apart(runs)
     title = title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else ""))
     text = page_of(runs, title, table, headline, figures)
@@ -64,8 +66,6 @@ def page_of(
     runs: Sequence[RunData], title: str, table: Table | None = None, headline: str = "", shared: Sequence[Figure] = ()
 ) -> str:
     """The page as text. Without a title it has no header: it is for a frame in a page that has the verdict."""
-    if not runs:
-        raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     check_packages()
     import jinja2
 
@@ -84,7 +84,7 @@ def page_of(
         tables=[one for one in (table, table_of(runs) if several else None) if one is not None],
         shared=shared,
         sections=sections,
-        log_steps=all(lengthening(run) for run in runs),
+        log_steps=all(run.searched for run in runs),
         plots=_packed(f"[{','.join(painted(figure).to_json() for figure in figures)}]"),
         plotly=_packed_plotly(),
     )

@@ -5,9 +5,7 @@ figures.py draws them. Nothing here needs plotly.
 
 from __future__ import annotations
 
-import itertools
 import math
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import geometric_mean
@@ -85,14 +83,13 @@ def line(points: Iterable[tuple[float, float | None]]) -> Line:
 def run_figures(run: RunData) -> tuple[Figure, ...]:
     """The figures of one run; those it has no data for are left out."""
     kinds = sorted({kind_of(knob) for knob in run.knobs}, key=lambda kind: (kind != "lr", kind))
-    found = [*(_rates(run, kind) for kind in kinds), _losses(run), _slopes(run), _divergence(run), _time(run)]
-    return _aligned([one._replace(events=run.events) for one in found if one is not None])
+    found = _aligned([*(_rates(run, kind) for kind in kinds), _losses(run), _slopes(run), _divergence(run), _time(run)])
+    return tuple(figure._replace(events=run.events) for figure in found)
 
 
 def comparison_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
     """Curves of several runs over each other: of the loss, and of the learning rate."""
-    losses = {run.name: _loss_of_rounds(run) for run in runs}
-    rates = {run.name: base_rate(run) for run in runs}
+    losses, rates = ({run.name: pick(run) for run in runs} for pick in (_loss_of_rounds, base_rate))
     shown = curves("Loss", "Mean train loss of each round of every run.", losses, "train loss")
     shown += curves("Learning rate", "Base rate, the geometric mean over parameter groups.", rates, "learning rate")
     return _aligned(shown)
@@ -101,13 +98,14 @@ def comparison_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
 def curves(title: str, caption: str, lines: Mapping[str, Line], y_title: str) -> tuple[Figure, ...]:
     """One figure with a curve for each name; none if no curve has a point."""
     traces = [Trace(name, one, "curve", i) for i, (name, one) in enumerate(lines.items())]
-    return _aligned([_figure(title, caption, y_title, traces)] if any(lines.values()) else [])
+    return _aligned([_figure(title, caption, y_title, traces)])
 
 
-def _aligned(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """Figures with one axis of steps, from the first to the last that any of them shows."""
-    steps = [x for figure in figures for trace in figure.traces for x in trace.line.x] or [0, 1]
-    return tuple(figure._replace(steps=(min(steps), max(steps))) for figure in figures)
+def _aligned(figures: Iterable[Figure | None]) -> tuple[Figure, ...]:
+    """Those that there are, with one axis of steps, from the first to the last that any of them shows."""
+    found = [figure for figure in figures if figure is not None]
+    steps = [x for figure in found for trace in figure.traces for x in trace.line.x] or [0, 1]
+    return tuple(figure._replace(steps=(min(steps), max(steps))) for figure in found)
 
 
 def base_rate(run: RunData) -> Line:
@@ -123,14 +121,14 @@ def base_rate(run: RunData) -> Line:
 def _course(run: RunData, pick: Callable[[Numbers], float | None]) -> Line:
     """The base at each round's last step and at the step after it, if there is one."""
     rows = [(x, pick(row)) for r in run.rounds for x, row in ((r.step - 1, r.base_before), (r.step, r.base))]
-    return line((x, y) for x, y in rows if y is not None and x != run.total_steps)
+    return line((x, y) for x, y in rows if y is not None and x != run.arguments.get("total_steps"))
 
 
 def _rates(run: RunData, kind: str) -> Figure | None:
     """Base value, band of the replicas, plain schedule and estimated rate, of every knob of one kind."""
     knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind and run.rounds]
     bases = {run.knobs[g]: _course(run, itemgetter(g)) for g in knobs}
-    inside = [r for r in run.rounds if r.step != run.total_steps]
+    inside = [r for r in run.rounds if r.step != run.arguments.get("total_steps")]
     plains = {f"plain {run.knobs[g]}": line((r.step, r.plain[g]) for r in inside) for g in knobs}
     if len({tuple(f"{y:.6g}" for y in one.known) for one in plains.values()}) == 1:  # they share it
         plains = {"plain schedule" if kind == "lr" else "as given": next(iter(plains.values()))}
@@ -142,14 +140,12 @@ def _rates(run: RunData, kind: str) -> Figure | None:
         *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
         Trace("estimated rate", line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
     ]
-    if not any(bases.values()):
-        return None
     caption = "Lines: base value, band: lowest to highest replica, grey dashes: if nothing were learned."
     if run.searched:
         caption = "Lines: the rate, grey dashes: if nothing were learned, thin line: estimated rate, "
         caption += "upright dashes: rollbacks, and where the search stopped."
     title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
-    return _figure(title, caption, y_title, traces)
+    return _figure(title, caption, y_title, traces) if any(bases.values()) else None
 
 
 def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
@@ -160,12 +156,15 @@ def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trac
     return Trace("", around, "band", colour, in_legend=False)
 
 
-def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far: float = math.inf) -> Figure:
+def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far: float = math.inf) -> Figure | None:
     """A figure, with a logarithmic axis if all is above 0 and the highest is more than 8 times as high as the lowest.
 
-    All is shown at first, except what is many decades down, or more than ``far`` times as high as all lines.
+    All is shown at first, except what is many decades down, or more than ``far`` times as high as all lines. None if
+    there is nothing to show.
     """
     shown = tuple(trace for trace in traces if trace.line)
+    if not shown:
+        return None
     drawn = [one for one in shown if one.style in ("line", "curve")]
     peak = max([y for one in drawn for y in one.line.known], default=math.inf)
     heights = [y for one in shown for y in one.line.known if y <= far * peak or peak <= 0]
@@ -206,7 +205,7 @@ def _losses(run: RunData) -> Figure | None:
         Trace("train, mean of the round", _loss_of_rounds(run)),
     ]
     words = "The losses that were recorded, by step, round and replica."
-    return _figure("Loss", words, "loss", traces, _FAR_ABOVE) if any(one.line for one in traces) else None
+    return _figure("Loss", words, "loss", traces, _FAR_ABOVE)
 
 
 def _label(run: RunData, r: Round, i: int) -> str:
@@ -242,16 +241,9 @@ def _divergence(run: RunData) -> Figure | None:
     caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
     caption += "Line: mean over replicas; band: the nearest and the furthest."
     traces = [_band(seen, 3), Trace("mean over replicas", middle, colour=3, in_legend=False)]
-    return _figure("Replica divergence", caption, "distance / norm", traces) if middle else None
+    return _figure("Replica divergence", caption, "distance / norm", traces)
 
 
 def _time(run: RunData) -> Figure | None:
     caption = "Seconds of the rank that wrote the journal; gather includes waiting for the others."
     return Figure("Where the time went", caption, bars=run.phases) if any(run.phases.values()) else None
-
-
-def lengthening(run: RunData) -> bool:
-    """Whether rounds grow longer, so that a logarithmic axis of steps shows them evenly."""
-    pairs = itertools.pairwise(itertools.chain([0], run.steps))
-    lengths = array("q", (after - before for before, after in pairs if after > before))
-    return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]

@@ -28,11 +28,6 @@ class Movement(NamedTuple):
     end: float
 
     @property
-    def is_rate(self) -> bool:
-        """Whether the knob is a learning rate."""
-        return kind_of(self.knob) == "lr"
-
-    @property
     def moved(self) -> bool:
         """Whether the two differ by more than a hundredth."""
         return not math.isclose(self.start, self.end, rel_tol=0.01)
@@ -67,9 +62,13 @@ def _given_rate(run: RunData, g: int) -> float | None:
     return say.finite(given)
 
 
+def _rate_movements(run: RunData) -> list[Movement]:
+    return [m for m in movements(run) if kind_of(m.knob) == "lr"]
+
+
 def base_movement(run: RunData) -> Movement | None:
     """The movement of the learning rate as one: of a search, that of its first group; otherwise the geometric mean."""
-    found = [m for m in movements(run) if m.is_rate and m.start > 0 and m.end > 0]
+    found = [m for m in _rate_movements(run) if m.start > 0 and m.end > 0]
     found = found[:1] if run.searched else found
     if not found:
         return None
@@ -78,16 +77,16 @@ def base_movement(run: RunData) -> Movement | None:
 
 def verdict(run: RunData) -> str:
     """One sentence: how the rates moved, and the last loss."""
-    others = [m for m in movements(run) if not m.is_rate and m.moved]
     parts = [_rate_words(run), f"the search has {run.stopped}" if run.stopped else ""]
+    others = [m for m in movements(run) if kind_of(m.knob) != "lr" and m.moved]
     parts += ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others]
-    parts += [] if run.loss is None else [f"{_LOSS} {say.loss(run.loss)}"]
+    parts.append("" if run.loss is None else f"{_LOSS} {say.loss(run.loss)}")
     text = "; ".join(filter(None, parts)) or "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _rate_words(run: RunData) -> str:
-    base, rounds = base_movement(run), f"{len(run.steps)} round{'s' if len(run.steps) != 1 else ''}"
+    base, rounds = base_movement(run), f"{run.length} round{'s' if run.length != 1 else ''}"
     if base is None:
         return ""
     if not base.moved:
@@ -137,7 +136,7 @@ def advice(run: RunData) -> Advice | None:
 
 def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
     """The rates of all parameter groups; ``one`` if they do not differ."""
-    found = [say.rate(getattr(move, which)) for move in movements(run) if move.is_rate]
+    found = [say.rate(getattr(move, which)) for move in _rate_movements(run)]
     return one if len(set(found)) <= 1 else f"[{', '.join(found)}]"
 
 
@@ -162,7 +161,7 @@ def table_of(runs: Sequence[RunData]) -> Table:
 def _row(run: RunData) -> tuple[str, ...]:
     base, seconds = base_movement(run), sum(run.phases.values())
     given, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
-    return (run.name, say.loss(run.loss), given, found, str(len(run.steps)), say.seconds(seconds or None))
+    return (run.name, say.loss(run.loss), given, found, str(run.length), say.seconds(seconds or None))
 
 
 def _rank(run: RunData) -> float:
