@@ -127,22 +127,18 @@ def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
         raise ArgumentError(f"{path} exists already; name another file with -o, or replace it with --force")
 
 
-def commands(name: str, *functions: Callable[..., Any]) -> typer.Typer:
+def commands(*functions: Callable[..., Any]) -> typer.Typer:
     """A command line with a command for each function."""
     settings = {"help_option_names": ["-h", "--help"]}
     made = typer.Typer(
-        name=name,
-        rich_markup_mode="markdown",
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings=settings,
+        rich_markup_mode="markdown", add_completion=False, pretty_exceptions_enable=False, context_settings=settings
     )
     for function in functions:
         made.command()(function)
     return made
 
 
-app = commands("hdet", compare, report, export)
+app = commands(compare, report, export)
 
 
 @app.callback(invoke_without_command=True)

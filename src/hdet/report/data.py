@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from hdet.errors import ArgumentError, HdetError, JournalError
-from hdet.journal.reading import stream_journal
+from hdet.errors import ArgumentError, JournalError
+from hdet.journal.reading import JournalStream, stream_journal
 from hdet.report.numbers import finite
 from hdet.rule.enums import Event as SearchEvent
 from hdet.rule.enums import event_of, reason_of
@@ -163,10 +163,9 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         JournalError: what is there was not written by hdet.
     """
     journal = journal_in(Path(path))
+    data = stream_journal(journal)
     try:
-        return _run(journal)
-    except HdetError:
-        raise
+        return _run(journal, data)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         text = f"{path} has content that hdet does not write ({error!r}); give another run, or remove what is damaged"
         raise JournalError(text) from error
@@ -182,8 +181,7 @@ def told_apart(runs: Sequence[RunData]) -> list[RunData]:
     return named
 
 
-def _run(path: Path) -> RunData:
-    data = stream_journal(path)
+def _run(path: Path, data: JournalStream) -> RunData:
     header, tally = data.header, _Tally(data.header, [int(record["step"]) for record in data.resumes])
     begun = header.get("knobs") or ()
     records = list(thinned(tally.counted(data.rounds), data.length))

@@ -6,7 +6,6 @@ jinja2 and plotly are imported when a page is made, since reading a run needs ne
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import json
 import os
@@ -68,6 +67,7 @@ def page_of(
     """The page as text. Without a title it has no header: it is for a frame in a page that has the verdict."""
     check_packages()
     import jinja2
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     from hdet.report.figures import painted
 
@@ -86,7 +86,7 @@ def page_of(
         sections=sections,
         log_steps=all(run.searched for run in runs),
         plots=_packed(f"[{','.join(painted(figure).to_json() for figure in figures)}]"),
-        plotly=_packed_plotly(),
+        plotly=_packed(get_plotlyjs()),
     )
 
 
@@ -94,7 +94,7 @@ def check_packages() -> None:
     """Raise if a page cannot be written. Call it before a long run rather than after it."""
     try:
         import jinja2  # noqa: F401
-        import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
+        import plotly.offline  # noqa: F401
     except ModuleNotFoundError as missing:
         text = f"a report needs jinja2 and plotly, but {missing.name} is not installed; {INSTALL}"
         raise ArgumentError(text) from missing
@@ -107,20 +107,13 @@ def _section(run: RunData) -> dict[str, Any]:
     return {"run": run, **told, "arguments": arguments}
 
 
-@functools.cache
-def _packed_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return _packed(get_plotlyjs())
-
-
 def _packed(text: str) -> str:
     """Deflated and in base64, which HTML does not interpret; a browser's ``DecompressionStream("deflate")`` reads it.
 
     >>> "<" in _packed("</script>" * 100), len(_packed("</script>" * 100)) < 40
     (False, True)
     """
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(text.encode())).decode("ascii")
 
 
 class Inline:

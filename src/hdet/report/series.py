@@ -126,7 +126,7 @@ def _course(run: RunData, pick: Callable[[Numbers], float | None]) -> Line:
 
 def _rates(run: RunData, kind: str) -> Figure | None:
     """Base value, band of the replicas, plain schedule and estimated rate, of every knob of one kind."""
-    knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind and run.rounds]
+    knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind]
     bases = {run.knobs[g]: _course(run, itemgetter(g)) for g in knobs}
     inside = [r for r in run.rounds if r.step != run.arguments.get("total_steps")]
     plains = {f"plain {run.knobs[g]}": line((r.step, r.plain[g]) for r in inside) for g in knobs}
@@ -144,8 +144,8 @@ def _rates(run: RunData, kind: str) -> Figure | None:
     if run.searched:
         caption = "Lines: the rate, grey dashes: if nothing were learned, thin line: estimated rate, "
         caption += "upright dashes: rollbacks, and where the search stopped."
-    title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
-    return _figure(title, caption, y_title, traces) if any(bases.values()) else None
+    title = "Learning rate" if kind == "lr" else kind
+    return _figure(title, caption, title.lower(), traces) if any(bases.values()) else None
 
 
 def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
@@ -225,9 +225,10 @@ def _slopes(run: RunData) -> Figure | None:
         history = line((x, one.value) for x, one in slopes)
         histories.append(Trace(knob, history, "curve", i, in_legend=len(run.knobs) <= FEW))
     traces = tuple(one for one in (*bands, *histories) if one.line)
-    words = "Up: above 0, a higher value would have been better. Down: below 0, a lower one."
-    if any(band.line for band in bands):
-        words += " Band: two standard errors; if 0 is in it, there is no signal."
+    words = (
+        "Up: above 0, a higher value would have been better. Down: below 0, a lower one. Band, if there is one: two "
+    )
+    words += "standard errors; if 0 is in it, there is no signal."
     heights = sorted(abs(y) for trace in traces for y in trace.line.known) or [1.0]
     most = heights[math.ceil(0.95 * len(heights)) - 1]  # a few that are far off are not shown at first
     limit = 1.1 * (heights[-1] if heights[-1] < 3 * most else most) or 1.0
