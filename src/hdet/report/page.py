@@ -94,7 +94,7 @@ def check_packages() -> None:
     """Raise if a page cannot be written. Call it before a long run rather than after it."""
     try:
         import jinja2  # noqa: F401
-        import plotly.offline  # noqa: F401
+        import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError as missing:
         text = f"a report needs jinja2 and plotly, but {missing.name} is not installed; {INSTALL}"
         raise ArgumentError(text) from missing
