@@ -12,7 +12,7 @@ from lab.cli.demo import demo
 
 __all__ = ["app", "run"]
 
-app = library.commands("lab", demo, ablate)
+app = library.commands(demo, ablate)
 
 
 @app.callback(invoke_without_command=True)

@@ -113,7 +113,7 @@ def ensemble_table(run: Result) -> Table:
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING
     cells = [
         str(journal.replicas if journal else say.NOTHING),
-        str(len(journal.steps) if journal else 0),
+        str(journal.length if journal else 0),
         _final_loss(run),
         *(say.loss(final[n]) for n in names),
     ]

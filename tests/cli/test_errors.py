@@ -72,7 +72,7 @@ def test_a_mistake_of_ours_is_one_line_too(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("hdet.cli.commands.load_run", broken)
+    monkeypatch.setattr("hdet.cli.app.load_run", broken)
     said = hdet_here(capsys, "report", tmp_path)
     assert said.code == 1
     assert "ZeroDivisionError: oops; this is a bug in hdet" in said.complaint
@@ -85,7 +85,7 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hdet.cli.commands.load_run", full)
+    monkeypatch.setattr("hdet.cli.app.load_run", full)
     said = hdet_here(capsys, "report", tmp_path)
     assert said.code == 1
     assert "No space left on device; check the path" in said.complaint

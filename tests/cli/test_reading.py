@@ -51,7 +51,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = hdet_here(capsys, "compare", *runs, "-o", page)
     assert done.code == 0
     assert "b ended lowest" in done.out
-    assert "last round's train loss" in done.out
+    assert "last full round's train loss" in done.out
     assert page.exists()
     as_json = hdet_here(capsys, "compare", *runs, "--json")
     assert [one["loss"] for one in as_json.json["runs"]] == pytest.approx([3.3, 3.2], abs=0.1)

@@ -16,7 +16,6 @@ import torch
 
 import hdet
 from hdet.report.data import load_run
-from hdet.report.series import events
 from tests.elastic.standin import Killed, Lighthouse, StandIn
 from tests.elastic.training import EVERY, SPREAD, STEPS, expected, one_step, replica, seeded, trained
 from tests.patience import PATIENCE
@@ -561,5 +560,5 @@ def test_the_report_says_who_was_gone(ensemble: Ensemble) -> None:
     begin(ensemble)
     ensemble.wait()
     run = load_run(ensemble.folder / "r0.jsonl")
-    assert "r1 gone" in [event.text for event in events(run)]
-    assert "replica 1 left out" not in [event.text for event in events(run)]
+    assert "r1 gone" in [event.text for event in run.events]
+    assert "replica 1 left out" not in [event.text for event in run.events]

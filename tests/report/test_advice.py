@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hdet.report.data import Event, load_run
-from hdet.report.series import events
-from hdet.report.verdict import CURE, advice, warned
+from hdet.report.verdict import advice
 from hdet.rule.enums import Reason
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 
@@ -54,21 +53,20 @@ def test_nothing_is_said_where_nothing_was_learned(tmp_path: Path) -> None:
     begun = write_folder(tmp_path / "begun", a_header(max_lr=0.1))
     blind = write_folder(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, event="stopped", why="rate_ignored"))
     assert [advice(load_run(path)) for path in (begun, blind)] == [None] * 2
-    (told,) = warned(load_run(blind))
-    assert str(told) == f"blind, step 10: update size does not scale with the learning rate. {CURE}"
+    assert load_run(blind).alarms == (Event(10, "update size does not scale with the learning rate"),)
 
 
 def test_alarms_are_told_once_at_the_step_at_which_they_were_noticed(tmp_path: Path) -> None:
     moved, ignored = ({"event": "stopped", "why": why} for why in ("never_moved", "rate_ignored"))
     records = [a_round(k, **more) for k, more in enumerate([{}, moved, moved, ignored])]
     run = load_run(write_journal(tmp_path / "x", a_header(), *records))
-    assert [(one.step, one.text) for one in warned(run)] == [
+    assert [(one.step, one.text) for one in run.alarms] == [
         (20, Reason.NEVER_MOVED.text),
         (40, Reason.RATE_IGNORED.text),
     ]
-    assert events(run) == tuple(
+    assert run.events == tuple(
         Event(step, f"search stopped: {why.text}; using the given rate", is_setback=True)
         for step, why in ((20, Reason.NEVER_MOVED), (40, Reason.RATE_IGNORED))
     )
     well = load_run(write_journal(tmp_path / "well", a_header(), a_round(0, event="first_step")))
-    assert warned(well) == ()
+    assert well.alarms == ()

@@ -34,11 +34,11 @@ def test_a_journal_with_everything(tmp_path: Path) -> None:
     assert [(event.step, event.text) for event in run.events] == [
         (4, "first step"),
         (run.rounds[20].step, f"diverged: rolled back to step {run.rounds[20].rolled_back_to}"),
+        (run.rounds[29].step, "resumed"),
     ]
     assert run.rounds[0].estimated_rate is None
     assert run.rounds[1].estimated_rate == pytest.approx(2.5e-6, rel=1e-2)
     assert [k for k, r in enumerate(run.rounds) if r.rolled_back_to is not None] == [20]
-    assert len(run.resumes) == 1
     assert run.starts == (1.0, 1.0, 1.0)
     assert run.rates == (0, 1, 2)
 

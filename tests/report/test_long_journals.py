@@ -11,11 +11,10 @@ import pytest
 
 from hdet.journal.file import encoded
 from hdet.journal.reading import found_schedules
-from hdet.report.data import RunData, load_run
+from hdet.report.data import MOST, RunData, load_run
 from hdet.report.page import write_report
 from hdet.report.series import comparison_figures, run_figures
-from hdet.report.thinning import MOST
-from hdet.report.verdict import advice, ending, verdict, warned
+from hdet.report.verdict import advice, verdict
 from tests.report.made_up import a_header, a_round
 
 ROUNDS = 20_000
@@ -55,7 +54,7 @@ def run(journal: Path) -> RunData:
 
 
 def test_all_rounds_are_counted_and_those_that_stand_out_are_kept(run: RunData) -> None:
-    assert len(run.steps) == ROUNDS
+    assert run.length == ROUNDS
     assert len(run.rounds) < 2 * MOST
     kept = {r.step: r for r in run.rounds}
     assert {10, 10 * (SPIKE + 1), 10 * (BACK + 1), 10 * (STOPPED + 1), 10 * (ROUNDS - 1) + 1} <= kept.keys()
@@ -67,14 +66,15 @@ def test_all_rounds_are_counted_and_those_that_stand_out_are_kept(run: RunData) 
 
 def test_what_is_said_is_said_of_all_rounds(run: RunData) -> None:
     assert f"over {ROUNDS} rounds" in verdict(run)
-    assert ending(run).words == "last full round's train loss"
-    assert ending(run).loss == pytest.approx(2.05 - (ROUNDS - 2) / ROUNDS)
+    assert "last full round's train loss" in verdict(run)
+    assert run.loss == pytest.approx(2.05 - (ROUNDS - 2) / ROUNDS)
     assert [event.text for event in run.events] == [
+        "resumed",
         f"diverged: rolled back to step {10 * (BACK - 5)}",
         "search stopped: update size does not scale with the learning rate; using the given rate",
     ]
     assert run.phases["train"] == pytest.approx(8.0 * ROUNDS)
-    assert [(one.step, advice(run)) for one in warned(run)] == [(10 * (STOPPED + 1), None)]
+    assert [(one.step, advice(run)) for one in run.alarms] == [(10 * (STOPPED + 1), None)]
     assert comparison_figures([run, run])
 
 

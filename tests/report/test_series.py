@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hdet.report import series
-from hdet.report.data import Event, RunData, load_run
-from hdet.report.series import LIMIT, Figure, Line, Style, Trace, comparison_figures, line, run_figures
+from hdet.report.data import MOST, Event, RunData, load_run
+from hdet.report.series import Figure, Line, Style, Trace, comparison_figures, run_figures
 from hdet.report.verdict import table_of
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_journal
 
@@ -80,7 +80,7 @@ def test_losses_of_a_search(tmp_path: Path) -> None:
         Line((20,), (9.0,)),
         ("lr[0] 0.1",),
     )
-    assert series.events(run) == (Event(20, "diverged: rolled back to step 0", is_setback=True),)
+    assert run.events == (Event(20, "diverged: rolled back to step 0", is_setback=True),)
 
 
 def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_events_are_told_once(tmp_path: Path) -> None:
     ]
     records = [{**a_round(k), **more} for k, more in enumerate(told)]
     run = run_of(tmp_path, *records[:2], {"kind": "resume", "step": 25}, *records[2:])
-    found = [(event.step, event.text) for event in series.events(run)]
+    found = [(event.step, event.text) for event in run.events]
     assert found == [
         (10, "first step"),
         (25, "resumed"),
@@ -193,32 +193,17 @@ def test_an_axis_is_logarithmic_if_it_can_and_if_that_helps(
     assert low < min(losses) < max(losses) < high
 
 
-def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
-    assert series.lengthening(load_run(searched_folder(tmp_path / "a")))
-    assert not series.lengthening(load_run(trained_journal(tmp_path / "b")))
-    assert not series.lengthening(run_of(tmp_path))
-
-
 @pytest.mark.slow
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(a_round(k, [9.0 if k == 4321 else 1.0, 2.0], delta=[0.1]) for k in range(6000)))
     (base,), (plain,) = (traces(figure_of(run), style) for style in ("curve", "dashed"))
     band, dots, mean = figure_of(run, "Loss").traces
-    for one in (base, plain, mean):
-        assert 0 < len(one.line.x) <= LIMIT + 2
-    for one in (band, dots):
-        assert 0 < len(one.line.x) <= 2 * LIMIT + 4
+    for one in (plain, mean):
+        assert 0 < len(one.line.x) <= MOST
+    for one in (base, band, dots):
+        assert 0 < len(one.line.x) <= 2 * MOST
     assert max(mean.line.known) == 5.5  # the spike is kept
     assert len(dots.line.x) == len(dots.labels)
-
-
-def test_thinning_keeps_ends_and_gaps_and_leaves_short_lines_alone() -> None:
-    assert line([(1, 2.0), (2, None)]) == Line((1, 2), (2.0, None))
-    thin = line([(i, None if 3000 <= i < 3100 else float(i % 7)) for i in range(9000)], 300)
-    assert (thin.x[0], thin.x[-1]) == (0, 8999)
-    assert None in thin.y
-    assert {0.0, 6.0} <= set(thin.y)
-    assert len(thin.x) <= 302
 
 
 def test_several_runs_over_each_other(tmp_path: Path) -> None:
@@ -238,6 +223,6 @@ def test_the_table_of_runs(tmp_path: Path) -> None:
         for name, loss in (("high", 3.294), ("low", 3.277), ("lost", None))
     ]
     table = table_of(runs)
-    assert table.columns == ("run", "last round's train loss", "rate given", "peak found", "rounds", "time")
+    assert table.columns == ("run", "last full round's train loss", "rate given", "peak found", "rounds", "time")
     assert [row[:2] for row in table.rows] == [("low", "3.277"), ("high", "3.294"), ("lost", "–")]
     assert table.rows[0][2:] == ("0.1", "0.1", "2", "20.0 s")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hdet.report.data import RunData, load_run, told_apart
-from hdet.report.verdict import compared, ending, movements, table_of, verdict
+from hdet.report.verdict import compared, movements, table_of, verdict
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 
 pytestmark = pytest.mark.quick
@@ -29,14 +29,14 @@ def test_the_sentence(tmp_path: Path) -> None:
     knobs = ("lr[embedding]", "lr[transformer]", "lr[head]")
     run = learned(tmp_path, knobs, [4.1 * 2.1, 4.1 * 0.6, 4.1 / (2.1 * 0.6)])
     moved = "Peak rate moved from 1e-3 to [8.6e-3, 2.5e-3, 3.3e-3] in 38 rounds"
-    assert verdict(run) == f"{moved}; last round's train loss 3."
+    assert verdict(run) == f"{moved}; last full round's train loss 3."
 
 
 @pytest.mark.parametrize(
     ("knobs", "ends", "words"),
     [
-        (("lr[0]",), [1.001], "Peak rate stayed at 1e-3 over 38 rounds; last round's train loss 3."),
-        (("lr[0]",), [1.02], "Peak rate moved from 1e-3 to 1.02e-3 in 38 rounds; last round's train loss 3."),
+        (("lr[0]",), [1.001], "Peak rate stayed at 1e-3 over 38 rounds; last full round's train loss 3."),
+        (("lr[0]",), [1.02], "Peak rate moved from 1e-3 to 1.02e-3 in 38 rounds; last full round's train loss 3."),
         (("lr[0]", "lr[1]"), [4.0, 1.0], "from 1e-3 to [4e-3, 1e-3] in 38 rounds; last"),
     ],
 )
@@ -47,14 +47,14 @@ def test_other_endings(tmp_path: Path, knobs: tuple[str, ...], ends: list[float]
 def test_without_rounds_and_with_one(tmp_path: Path) -> None:
     assert verdict(load_run(write_journal(tmp_path / "a", a_header()))) == "No round has ended yet."
     one = load_run(write_journal(tmp_path / "b", a_header(), a_round(0)))
-    assert verdict(one) == "Peak rate stayed at 0.1 over 1 round; last round's train loss 1.5."
+    assert verdict(one) == "Peak rate stayed at 0.1 over 1 round; last full round's train loss 1.5."
 
 
 def test_other_knobs_are_told_by_their_values(tmp_path: Path) -> None:
     header = a_header(("dropout",), knobs={"dropout": {"base": 0.1}})
     record = a_round(0, base=[0.25], learned=[0.25])
     run = load_run(write_journal(tmp_path / "x", header, record))
-    assert verdict(run) == "Dropout from 0.1 to 0.25; last round's train loss 1.5."
+    assert verdict(run) == "Dropout from 0.1 to 0.25; last full round's train loss 1.5."
 
 
 def test_the_published_decay_is_named(tmp_path: Path) -> None:
@@ -88,20 +88,25 @@ def ended(tmp_path: Path, steps: list[int], losses: list[float], **arguments: An
 @pytest.mark.parametrize(
     ("steps", "arguments", "expected"),
     [
-        ([10, 20, 30, 31], {}, (3.0, "last full round's train loss")),
-        ([10, 20, 29, 30], {"sync_every": 10, "total_steps": 30}, (3.0, "last full round's train loss")),  # as it is
-        ([10, 20, 22, 23], {"sync_every": 10, "total_steps": 23}, (2.0, "last full round's train loss")),
-        ([1, 3, 5, 7], {"max_lr": "auto"}, (4.0, "last round's train loss")),
-        ([30, 60, 98, 99], {"max_lr": "auto"}, (3.0, "last full round's train loss")),
-        ([2, 4, 5, 6], {"sync_every": 10}, (4.0, "train loss of a round cut short")),
+        ([10, 20, 30, 31], {}, 3.0),
+        ([10, 20, 29, 30], {"sync_every": 10, "total_steps": 30}, 3.0),  # as it is
+        ([10, 20, 22, 23], {"sync_every": 10, "total_steps": 23}, 2.0),
+        ([1, 3, 5, 7], {"max_lr": "auto"}, 4.0),
+        ([30, 60, 98, 99], {"max_lr": "auto"}, 3.0),
     ],
 )
 def test_the_last_full_round_counts(
-    tmp_path: Path, steps: list[int], arguments: dict[str, Any], expected: tuple[float, str]
+    tmp_path: Path, steps: list[int], arguments: dict[str, Any], expected: float
 ) -> None:
     run = ended(tmp_path, steps, [1.0, 2.0, 3.0, 4.0], **arguments)
-    assert ending(run) == expected
-    assert f"{expected[1]} {expected[0]:g}." in verdict(run)
+    assert run.loss == expected
+    assert f"last full round's train loss {expected:g}." in verdict(run)
+
+
+def test_rounds_that_were_all_cut_short_have_no_last_loss(tmp_path: Path) -> None:
+    run = ended(tmp_path, [2, 4, 5, 6], [1.0, 2.0, 3.0, 4.0], sync_every=10)
+    assert run.loss is None
+    assert verdict(run) == "Peak rate stayed at 0.1 over 4 rounds."
 
 
 def test_runs_are_ranked_by_their_last_full_rounds(tmp_path: Path) -> None:
@@ -116,17 +121,16 @@ def test_runs_are_ranked_by_their_last_full_rounds(tmp_path: Path) -> None:
 def test_a_round_that_was_rolled_back_or_resumed_inside_does_not_count(tmp_path: Path) -> None:
     back = {"event": "rolled_back", "rolled_back_to": 10}
     run = load_run(write_journal(tmp_path / "a", a_header(), a_round(0, [1.0]), a_round(1, [9.0], **back)))
-    assert ending(run).loss == 1.0
+    assert run.loss == 1.0
     resume = {"kind": "resume", "step": 17, "mid_round": True}
     cut = load_run(write_journal(tmp_path / "b", a_header(), a_round(0, [1.0]), resume, a_round(1, [0.1])))
-    assert ending(cut).loss == 1.0
+    assert cut.loss == 1.0
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     paths = [tmp_path / part / "logs" / "run.jsonl" for part in ("a", "b")]
     runs = [load_run(write_journal(path, a_header(), a_round(0))) for path in (*paths, tmp_path / "other.jsonl")]
     assert [run.name for run in told_apart(runs)] == ["a/logs/run.jsonl", "b/logs/run.jsonl", "other"]
-    assert [run.name for run in told_apart([runs[0], runs[0]])] == ["run", "run (2)"]
     folders = [load_run(write_folder(tmp_path / part / "auto", a_header())) for part in ("x", "y")]
     names = ["x/auto/journal.jsonl", "y/auto/journal.jsonl"]
     assert [run.name for run in told_apart(folders)] == names

@@ -197,7 +197,7 @@ def test_the_report_and_what_was_found_know_the_end(tmp_path: Path) -> None:
     scheduler.finish(20)
     train(model, optimizer, scheduler, range(HELD, HELD + 20))
     run = load_run(path)
-    assert run.total_steps == HELD + 20
+    assert run.arguments["total_steps"] == HELD + 20
     assert "so far" not in str(advice(run))
     replayed = hdet.schedule_from(path, torch.optim.SGD(model.parameters(), 1.0))
     held, last = (replayed.lr_lambdas[0](t) for t in (HELD - 1, HELD + 19))

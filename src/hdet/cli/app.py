@@ -2,53 +2,147 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from hdet._version import __version__
 from hdet.cli import complain
-from hdet.cli.commands import compare, export, report
-from hdet.errors import ArgumentError, HdetError, JournalError
+from hdet.cli.output import Force, Json, Output
+from hdet.errors import ArgumentError, HdetError, JournalError, harmless
+from hdet.files import replacing
+from hdet.journal.reading import found_schedules, value_at
+from hdet.report import verdict as words
+from hdet.report.data import RunData, journal_in, load_run, told_apart
+from hdet.report.page import write_report
 
-_Usage: type[Exception] = typer.BadParameter.__mro__[2]
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a journal.", show_default=False)]
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, or journals.", show_default=False)]
+_Page = Annotated[Path | None, typer.Option("--out", "-o", help="The page.", show_default="report.html in the folder")]
+_Also = Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with the curves to this file.")]
+_Table = Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file.", show_default="CSV on stdout")]
+_Title = Annotated[str | None, typer.Option(help="Its title.", show_default="the run's name")]
+_Every = Annotated[bool, typer.Option("--every-step", help="A row for every step, not only where a round ends.")]
+_Version = Annotated[bool, typer.Option("--version", help="Print the version and leave.")]
+_Usage: Any = typer.BadParameter.__mro__[1]
 """Click's base class of errors in the command line. Newer versions of typer contain their own click."""
 
 
-def commands(name: str, *functions: Callable[..., Any]) -> typer.Typer:
+def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json = False) -> None:
+    """Put runs side by side: a table, and a page with their curves over each other.
+
+    ```
+    hdet compare runs/fixed runs/auto -o compare.html
+    ```
+    """
+    if len(runs) < 2:
+        raise ArgumentError("compare needs two runs or more, but got one; `hdet report` shows a single one")
+    _refuse_to_overwrite(out, force)
+    output, found = Output(as_json), told_apart([load_run(path) for path in runs])
+    output.table(words.table_of(found))
+    output.say(words.compared(found))
+    _say_alarms(output, found)
+    if out is not None:
+        write_report(found, out)
+        output.say(str(out))
+    output.result(runs=[_summary(run) for run in found], out=out)
+
+
+def _summary(run: RunData) -> dict[str, object]:
+    base = words.base_movement(run)
+    told = {"name": run.name, "path": run.path, "loss": run.loss, "rounds": run.length}
+    return {**told, "base_start": base and base.start, "base_end": base and base.end}
+
+
+def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = False, as_json: Json = False) -> None:
+    """Draw a run: one HTML page with everything inside, that opens offline.
+
+    ```
+    hdet report runs/feed -o feed.html
+    ```
+    """
+    output, data = Output(as_json), load_run(run)
+    out = out or (run if run.is_dir() else run.parent) / "report.html"
+    _refuse_to_overwrite(out, force)
+    write_report([data], out, title=title)
+    output.say(words.verdict(data))
+    _say_alarms(output, [data])
+    if (found := words.advice(data)) is not None:
+        output.say(str(found))
+    output.say(str(out))
+    output.result(out=out, verdict=words.verdict(data), rounds=data.length)
+
+
+def export(
+    run: _Run, out: _Table = None, every_step: _Every = False, force: Force = False, as_json: Json = False
+) -> None:
+    """Write the schedule that a run found as CSV: a column per knob, and two rows for each round, its last step and
+    the next. With `--json` the table is on stdout as JSON.
+
+    With `--every-step` there is a row for every step, with the values that `hdet.schedule_from(journal, optimizer)`
+    gives in Python: between the steps of the journal their square roots are interpolated.
+
+    ```
+    hdet export runs/feed --every-step -o schedule.csv
+    ```
+    """
+    _refuse_to_overwrite(out, force)
+    output, found = Output(as_json), found_schedules(journal_in(run))
+    known = sorted({step for one in found.values() for step in one.steps})
+    steps = range(known[0], known[-1] + 1) if every_step else known
+    # A value is None before its knob was added.
+    rows = ([t, *(None if t < one.steps[0] else value_at(t, *one) for one in found.values())] for t in steps)
+    if out is not None:
+        with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
+            _write_csv(file, found, rows)
+        output.say(str(out))
+        output.result(out=out, rows=len(steps), knobs=list(found))
+    elif as_json:
+        columns = zip(*rows, strict=True)
+        output.result(steps=next(columns), values=dict(zip(found, columns, strict=True)))
+    else:
+        _write_csv(sys.stdout, map(harmless, found), rows)
+
+
+def _write_csv(file: TextIO, knobs: Iterable[str], rows: Iterable[Sequence[float | None]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["step", *knobs])
+    writer.writerows(rows)
+
+
+def _say_alarms(output: Output, runs: Sequence[RunData]) -> None:
+    """Print in red why the rates of runs must not be used."""
+    for name, one in ((run.name, one) for run in runs for one in run.alarms):
+        output.say(f"{name}, step {one.step}: {one.text}. {words.CURE}", style="bold red")
+
+
+def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
+    if path is not None and path.exists() and not force:
+        raise ArgumentError(f"{path} exists already; name another file with -o, or replace it with --force")
+
+
+def commands(*functions: Callable[..., Any]) -> typer.Typer:
     """A command line with a command for each function."""
+    settings = {"help_option_names": ["-h", "--help"]}
     made = typer.Typer(
-        name=name,
-        rich_markup_mode="markdown",
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        no_args_is_help=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="markdown", add_completion=False, pretty_exceptions_enable=False, context_settings=settings
     )
     for function in functions:
         made.command()(function)
     return made
 
 
-app = commands("hdet", compare, report, export)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"hdet {__version__}")
-        raise typer.Exit
+app = commands(compare, report, export)
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
+def _root(context: typer.Context, version: _Version = False) -> None:
     """Look at runs by their journals: draw them, compare them, and take a found schedule with you.
 
     `journal="run.jsonl"` in `hdet.OneCycleLR` writes a journal. Then:
@@ -61,8 +155,9 @@ def _root(
     Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten without
     `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C.
     """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    if version or context.invoked_subcommand is None:
+        print(f"hdet {__version__}" if version else context.get_help())
+        raise typer.Exit
 
 
 def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -> int:
@@ -79,10 +174,9 @@ def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -
     except HdetError as error:
         return complain(str(error), as_json, code=2 if isinstance(error, (ArgumentError, JournalError)) else 1)
     except _Usage as error:
-        text, context = " ".join(getattr(error, "format_message", error.__str__)().split()), getattr(error, "ctx", None)
+        text, context = error.format_message().strip(), error.ctx
         end = "" if text.endswith((".", "?")) else "."
-        command = name if context is None else context.command_path
-        return complain(f"{text}{end} See `{command} --help`.", as_json, code=2)
+        return complain(f"{text}{end} See `{context.command_path if context else name} --help`.", as_json, code=2)
     except KeyboardInterrupt:
         return complain("stopped", as_json, code=128 + signal.SIGINT)
     except OSError as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +11,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hdet.errors import ArgumentError, harmless
-from hdet.report.data import RunData
+from hdet.errors import harmless
 from hdet.report.numbers import plain_json
-from hdet.report.verdict import Table, warned
+from hdet.report.verdict import Table
 
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON, last on stdout; the rest goes to stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -54,15 +51,4 @@ class Output:
     def result(self, **values: Any) -> None:
         """Print the line of JSON, if ``--json`` was given."""
         if self._as_json:
-            print(json.dumps(plain_json(values)), flush=True)
-
-
-def say_alarms(output: Output, runs: Sequence[RunData]) -> None:
-    """Print in red why the rates of runs must not be used."""
-    for one in (one for run in runs for one in warned(run)):
-        output.say(str(one), style="bold red")
-
-
-def refuse_to_overwrite(path: Path, force: bool) -> None:
-    if path.exists() and not force:
-        raise ArgumentError(f"{path} exists already; name another file with -o, or replace it with --force")
+            print(json.dumps(plain_json(values), default=str), flush=True)

@@ -10,7 +10,7 @@ import json
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,8 +22,6 @@ from hdet.files import named, path_of
 from hdet.journal.file import SCHEMA, decoded
 from hdet.rule.enums import Event
 from hdet.state import reading
-
-_PER_KNOB = ("delta", "velocity", "error", "learned", "base_before", "base", "shape")
 
 
 @dataclass(frozen=True)
@@ -124,23 +122,6 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise cut  # no run was killed before this line, and no disk was full
             cut = None
             yield number, record
-
-
-def in_order(record: Mapping[str, Any], knobs: Sequence[str]) -> Mapping[str, Any]:
-    """A round whose lists have the entries of these knobs, in this order; None for knobs that it does not have.
-
-    A round has its own list of knobs if it differs from the header's, because groups were added to an optimizer.
-    """
-    own = record.get("knobs")
-    if own is None or list(own) == list(knobs):
-        return record
-
-    def ordered(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        found = {name: dict(zip(own, row[name], strict=False)) for name in names if row.get(name) is not None}
-        return {**row, **{name: [values.get(knob) for knob in knobs] for name, values in found.items()}}
-
-    replicas = [ordered(row, ("values", "multipliers")) for row in record.get("replicas") or ()]
-    return {**ordered(record, _PER_KNOB), "replicas": replicas, "knobs": list(knobs)}
 
 
 # -- the schedules that a run has found --------------------------------------------------------------------------------

@@ -53,16 +53,15 @@ def painted(figure: Figure) -> go.Figure:
     drawn = go.Figure(layout_template=_TEMPLATE)
     if figure.bars:
         phases, seconds = [label(phase) for phase in figure.bars], list(figure.bars.values())
-        texts = [f"{say.seconds(one)}, {say.percent(one / sum(seconds))}" for one in seconds]
+        texts = [f"{say.seconds(one)}, {100 * one / sum(seconds):.1f} %" for one in seconds]
         bars = go.Bar(y=phases, x=seconds, text=texts, orientation="h", marker_color=_COLOURS[0])
         drawn.add_trace(bars.update(hovertemplate="%{y}: %{text}<extra></extra>", textangle=0, marker_opacity=0.6))
         drawn.update_layout(height=80 + 34 * len(texts), xaxis_title="seconds")
         return drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", automargin=True)
     drawn.add_traces([_painted(trace) for trace in figure.traces])
     for one in figure.events[:100]:
-        line = {"color": _SETBACK, "dash": "dash"} if one.is_setback else {"color": _QUIET, "dash": "dot"}
-        place = {"x0": one.step, "x1": one.step, "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-        drawn.add_shape(type="line", line={"width": 1, **line}, **place)
+        colour, dash = (_SETBACK, "dash") if one.is_setback else (_QUIET, "dot")
+        drawn.add_vline(one.step, line_width=1, line_color=colour, line_dash=dash, layer="below")
     height = 360 + 12 * max(0, len(figure.traces) - 6)  # the legend grows
     drawn.update_layout(height=height, meta=figure.steps)  # the page's script sets the axis of steps to them
     if figure.is_log:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from hdet.journal.file import mapped
@@ -61,17 +60,6 @@ def loss(value: float | None) -> str:
     return number(value, 4)
 
 
-def percent(share: float) -> str:
-    """A share of 1.
-
-    >>> percent(0.9712), percent(0.0004), percent(1e-6), percent(0)
-    ('97.1 %', '0.04 %', 'below 0.01 %', '0 %')
-    """
-    if 0 < share < 1e-4:
-        return "below 0.01 %"
-    return f"{100 * share:.1f} %" if share >= 0.01 else f"{100 * share:.1g} %"
-
-
 def seconds(value: float | None) -> str:
     """A duration.
 
@@ -97,13 +85,9 @@ def short(text: str, limit: int = 36) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """Numbers that JSON does not know become null, and paths become texts.
+    """Numbers that JSON does not know become null.
 
     >>> plain_json({"loss": float("nan"), "steps": [1, float("inf")]})
     {'loss': None, 'steps': [1, None]}
     """
-
-    def change(leaf: Any) -> Any:
-        return str(leaf) if isinstance(leaf, Path) else finite(leaf) if isinstance(leaf, float) else leaf
-
-    return mapped(value, change)
+    return mapped(value, lambda leaf: finite(leaf) if isinstance(leaf, float) else leaf)

@@ -6,7 +6,6 @@ jinja2 and plotly are imported when a page is made, since reading a run needs ne
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import json
 import os
@@ -18,8 +17,8 @@ from typing import Any
 from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
 from hdet.report.data import RunData, load_run, told_apart
-from hdet.report.series import Figure, comparison_figures, events, lengthening, run_figures
-from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict, warned
+from hdet.report.series import Figure, comparison_figures, run_figures
+from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict
 
 _FRAME = """<p>{verdict}</p>
 <iframe title="hdet report" sandbox="allow-scripts allow-downloads" srcdoc="{page}" style="width: 100%; height: 720px; \
@@ -51,6 +50,8 @@ def write_report(
         headline: a sentence at the top; if empty, the verdict on one run, or which of several runs ended lowest.
         figures: figures to show before those of each run; if empty, those that compare several runs.
     """
+    if not runs:
+        raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     runs = told_apart(runs)
     title = title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else ""))
     text = page_of(runs, title, table, headline, figures)
@@ -61,40 +62,31 @@ def write_report(
 
 
 def page_of(
-    runs: Sequence[RunData],
-    title: str,
-    table: Table | None = None,
-    headline: str = "",
-    shared: Sequence[Figure] = (),
-    framed: bool = False,
+    runs: Sequence[RunData], title: str, table: Table | None = None, headline: str = "", shared: Sequence[Figure] = ()
 ) -> str:
-    """The page as text. ``framed``: without its headline, for a frame in another page that has the verdict already."""
-    if not runs:
-        raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
+    """The page as text. Without a title it has no header: it is for a frame in a page that has the verdict."""
     check_packages()
     import jinja2
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     from hdet.report.figures import painted
 
     several, sections = len(runs) > 1, [_section(run) for run in runs]
     shared = shared or (comparison_figures(runs) if several else ())
     figures = [*shared, *(figure for section in sections for figure in section["figures"])]
-    loader, strict = jinja2.PackageLoader("hdet.report"), jinja2.StrictUndefined
-    environment = jinja2.Environment(
-        loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True, autoescape=True
-    )
+    loader = jinja2.PackageLoader("hdet.report")
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=True)
     return environment.get_template("page.html.j2").render(
         title=title,
-        framed=framed,
         headline=headline or (compared(runs) if several else verdict(runs[0])),
-        warned=[one for run in runs for one in warned(run)],
+        alarms=[(run.name, one) for run in runs for one in run.alarms],
         cure=CURE,
         tables=[one for one in (table, table_of(runs) if several else None) if one is not None],
         shared=shared,
         sections=sections,
-        log_steps=all(lengthening(run) for run in runs),
+        log_steps=all(run.searched for run in runs),
         plots=_packed(f"[{','.join(painted(figure).to_json() for figure in figures)}]"),
-        plotly=_packed_plotly(),
+        plotly=_packed(get_plotlyjs()),
     )
 
 
@@ -104,30 +96,15 @@ def check_packages() -> None:
         import jinja2  # noqa: F401
         import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError as missing:
-        raise ArgumentError(
-            f"a report needs jinja2 and plotly, but {missing.name} is not installed; {INSTALL}"
-        ) from missing
+        text = f"a report needs jinja2 and plotly, but {missing.name} is not installed; {INSTALL}"
+        raise ArgumentError(text) from missing
 
 
 def _section(run: RunData) -> dict[str, Any]:
-    """One run on the page, with a table of how it was set up at its end."""
-    rows = {"journal": run.path, "replicas": run.replicas, "knobs": ", ".join(run.knobs), "written by": run.made}
-    told = {key: v if isinstance(v, str) else json.dumps(v, default=str) for key, v in run.arguments.items()}
-    return {
-        "run": run,
-        "verdict": verdict(run),
-        "advice": advice(run),
-        "figures": run_figures(run),
-        "events": events(run),
-        "setup": [(key, text) for key, text in rows.items() if text not in ("", 0, None)] + list(told.items()),
-    }
-
-
-@functools.cache
-def _packed_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return _packed(get_plotlyjs())
+    """One run on the page."""
+    arguments = [(key, v if isinstance(v, str) else json.dumps(v, default=str)) for key, v in run.arguments.items()]
+    told = {"verdict": verdict(run), "advice": advice(run), "figures": run_figures(run)}
+    return {"run": run, **told, "arguments": arguments}
 
 
 def _packed(text: str) -> str:
@@ -136,7 +113,7 @@ def _packed(text: str) -> str:
     >>> "<" in _packed("</script>" * 100), len(_packed("</script>" * 100)) < 40
     (False, True)
     """
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(text.encode())).decode("ascii")
 
 
 class Inline:
@@ -149,7 +126,7 @@ class Inline:
         return f"{verdict(self._run)} {advice(self._run) or ''}".rstrip()
 
     def _repr_html_(self) -> str:
-        page = page_of([self._run], title=self._run.name, framed=True)
+        page = page_of([self._run], title="")
         return _FRAME.format(verdict=html.escape(verdict(self._run)), page=html.escape(page))
 
 

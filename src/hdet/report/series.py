@@ -5,21 +5,19 @@ figures.py draws them. Nothing here needs plotly.
 
 from __future__ import annotations
 
-import itertools
 import math
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import geometric_mean
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from hdet.report.data import Event, Numbers, Round, RunData, kind_of, mean
+from hdet.report.data import Event, Numbers, Round, RunData, kind_of, known, mean
 
-LIMIT = 1000
-"""The most points of a line: more than a screen has columns."""
 FEW = 12
 """The most knobs of a legend: a longer one would leave no room. The pointer shows their names too."""
+_DOTS = 2000
+"""The most dots of a figure, roughly."""
 _FAR_ABOVE = 10.0
 """Dots that are this many times as high as all curves are not shown: how high a diverged loss was does not matter."""
 _DECADES = 6
@@ -40,7 +38,7 @@ class Line(NamedTuple):
     @property
     def known(self) -> list[float]:
         """The heights, without gaps."""
-        return [value for value in self.y if value is not None]
+        return known(self.y)
 
 
 class Trace(NamedTuple):
@@ -72,65 +70,50 @@ class Figure(NamedTuple):
     """Seconds by phase."""
 
 
-def line(points: Iterable[tuple[float, float | None]], limit: int = LIMIT) -> Line:
-    """A line through points; of a long one each stretch's lowest and highest point, so that no spike is lost.
-
-    First and last point and gaps are kept.
+def line(points: Iterable[tuple[float, float | None]]) -> Line:
+    """A line through points.
 
     >>> line([(1, 0.5), (2, 0.4)])
     Line(x=(1, 2), y=(0.5, 0.4))
-    >>> spike = line(((x, 9.0 if x == 1234 else 0.0) for x in range(5000)), limit=100)
-    >>> len(spike.x) <= 102, max(spike.known), spike.x[0], spike.x[-1]
-    (True, 9.0, 0, 4999)
     """
     rows = list(points)
-    if len(rows) > limit:
-        size = math.ceil(3 * len(rows) / limit)
-        stretches = [range(i, min(i + size, len(rows))) for i in range(0, len(rows), size)]
-        known = [[(y, i) for i in stretch if (y := rows[i][1]) is not None] for stretch in stretches]
-        gaps = [next((i for i in stretch if rows[i][1] is None), stretch[0]) for stretch in stretches]
-        extremes = [i for some in known if some for _, i in (min(some), max(some))]
-        rows = [rows[i] for i in sorted({0, len(rows) - 1, *gaps, *extremes})]
     return Line(tuple(x for x, _ in rows), tuple(y for _, y in rows))
 
 
 def run_figures(run: RunData) -> tuple[Figure, ...]:
     """The figures of one run; those it has no data for are left out."""
-    kinds = sorted({kind_of(knob) for knob in run.knobs} or {"lr"}, key=lambda kind: (kind != "lr", kind))
-    found = [
-        *(_rates(run, kind) for kind in kinds),
-        _losses(run),
-        _slopes(run),
-        _divergence(run),
-        _time(run),
-    ]
-    steps = _span(x for r in run.rounds for x in (r.step - 1, r.step))
-    return tuple(one._replace(steps=steps, events=events(run)) for one in found if one is not None)
+    kinds = sorted({kind_of(knob) for knob in run.knobs}, key=lambda kind: (kind != "lr", kind))
+    found = _aligned([*(_rates(run, kind) for kind in kinds), _losses(run), _slopes(run), _divergence(run), _time(run)])
+    return tuple(figure._replace(events=run.events) for figure in found)
 
 
 def comparison_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
     """Curves of several runs over each other: of the loss, and of the learning rate."""
-    losses = {run.name: _loss_of_rounds(run) for run in runs}
-    rates = {run.name: base_rate(run) for run in runs}
+    losses, rates = ({run.name: pick(run) for run in runs} for pick in (_loss_of_rounds, base_rate))
     shown = curves("Loss", "Mean train loss of each round of every run.", losses, "train loss")
     shown += curves("Learning rate", "Base rate, the geometric mean over parameter groups.", rates, "learning rate")
-    steps = _span(x for figure in shown for trace in figure.traces for x in trace.line.x)
-    return tuple(figure._replace(steps=steps) for figure in shown)
+    return _aligned(shown)
 
 
 def curves(title: str, caption: str, lines: Mapping[str, Line], y_title: str) -> tuple[Figure, ...]:
     """One figure with a curve for each name; none if no curve has a point."""
     traces = [Trace(name, one, "curve", i) for i, (name, one) in enumerate(lines.items())]
-    steps = _span(x for one in lines.values() for x in one.x)
-    return (_figure(title, caption, y_title, traces)._replace(steps=steps),) if any(lines.values()) else ()
+    return _aligned([_figure(title, caption, y_title, traces)])
+
+
+def _aligned(figures: Iterable[Figure | None]) -> tuple[Figure, ...]:
+    """Those that there are, with one axis of steps, from the first to the last that any of them shows."""
+    found = [figure for figure in figures if figure is not None]
+    steps = [x for figure in found for trace in figure.traces for x in trace.line.x] or [0, 1]
+    return tuple(figure._replace(steps=(min(steps), max(steps))) for figure in found)
 
 
 def base_rate(run: RunData) -> Line:
     """One rate for the whole run: the geometric mean of its parameter groups'."""
 
     def common(row: Numbers) -> float | None:
-        known = [value for g in run.rates if (value := row[g]) is not None and value > 0]
-        return geometric_mean(known) if known else None
+        found = [value for value in known(row[g] for g in run.rates) if value > 0]
+        return geometric_mean(found) if found else None
 
     return _course(run, common)
 
@@ -138,14 +121,14 @@ def base_rate(run: RunData) -> Line:
 def _course(run: RunData, pick: Callable[[Numbers], float | None]) -> Line:
     """The base at each round's last step and at the step after it, if there is one."""
     rows = [(x, pick(row)) for r in run.rounds for x, row in ((r.step - 1, r.base_before), (r.step, r.base))]
-    return line((x, y) for x, y in rows if y is not None and x != run.total_steps)
+    return line((x, y) for x, y in rows if y is not None and x != run.arguments.get("total_steps"))
 
 
 def _rates(run: RunData, kind: str) -> Figure | None:
     """Base value, band of the replicas, plain schedule and estimated rate, of every knob of one kind."""
-    knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind and run.rounds]
+    knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind]
     bases = {run.knobs[g]: _course(run, itemgetter(g)) for g in knobs}
-    inside = [r for r in run.rounds if r.step != run.total_steps]
+    inside = [r for r in run.rounds if r.step != run.arguments.get("total_steps")]
     plains = {f"plain {run.knobs[g]}": line((r.step, r.plain[g]) for r in inside) for g in knobs}
     if len({tuple(f"{y:.6g}" for y in one.known) for one in plains.values()}) == 1:  # they share it
         plains = {"plain schedule" if kind == "lr" else "as given": next(iter(plains.values()))}
@@ -157,41 +140,39 @@ def _rates(run: RunData, kind: str) -> Figure | None:
         *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
         Trace("estimated rate", line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
     ]
-    if not any(bases.values()):
-        return None
-    lines = "Lines: the rate" if run.searched else "Lines: base value"
-    words = {"band": "band: lowest to highest replica", "dashed": "grey dashes: if nothing were learned"}
-    words["thin"] = "thin line: estimated rate"
-    there = {trace.style for trace in traces if trace.line}
-    parts = [lines, *(text for style, text in words.items() if style in there)]
-    if any(one.is_setback for one in events(run)):
-        parts.append("upright dashes: rollbacks, and where the search stopped")
-    title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
-    return _figure(title, f"{', '.join(parts)}.", y_title, traces)
+    caption = "Lines: base value, band: lowest to highest replica, grey dashes: if nothing were learned."
+    if run.searched:
+        caption = "Lines: the rate, grey dashes: if nothing were learned, thin line: estimated rate, "
+        caption += "upright dashes: rollbacks, and where the search stopped."
+    title = "Learning rate" if kind == "lr" else kind
+    return _figure(title, caption, title.lower(), traces) if any(bases.values()) else None
 
 
 def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
     """From the lowest to the highest known value; empty if it would have no width."""
-    known = [(x, values) for x, row in rows if (values := [value for value in row if value is not None])]
-    low, high = line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known)
+    there = [(x, values) for x, row in rows if (values := known(row))]
+    low, high = line((x, min(values)) for x, values in there), line((x, max(values)) for x, values in there)
     around = Line(low.x + high.x[::-1], low.y + high.y[::-1]) if low != high else Line()
     return Trace("", around, "band", colour, in_legend=False)
 
 
-def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far: float = math.inf) -> Figure:
+def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far: float = math.inf) -> Figure | None:
     """A figure, with a logarithmic axis if all is above 0 and the highest is more than 8 times as high as the lowest.
 
-    All is shown at first, except what is many decades down, or more than ``far`` times as high as all lines.
+    All is shown at first, except what is many decades down, or more than ``far`` times as high as all lines. None if
+    there is nothing to show.
     """
     shown = tuple(trace for trace in traces if trace.line)
+    if not shown:
+        return None
     drawn = [one for one in shown if one.style in ("line", "curve")]
     peak = max([y for one in drawn for y in one.line.known], default=math.inf)
-    known = [y for one in shown for y in one.line.known if y <= far * peak or peak <= 0]
-    low, high = min(known), max(known)
+    heights = [y for one in shown for y in one.line.known if y <= far * peak or peak <= 0]
+    low, high = min(heights), max(heights)
     if low < 0 or high <= 8 * low:
         margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
         return Figure(title, caption, y_title, shown, False, (low - margin, high + margin))
-    low = max(min(y for y in known if y > 0), high * 10**-_DECADES)
+    low = max(min(y for y in heights if y > 0), high * 10**-_DECADES)
     return Figure(title, caption, y_title, shown, True, (math.log10(low) - 0.1, math.log10(high) + 0.1))
 
 
@@ -208,22 +189,23 @@ def _counted(run: RunData) -> list[Round]:
 def _losses(run: RunData) -> Figure | None:
     """The loss of each replica in each round, and their mean."""
     replicas = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
-    probed = any(row.signal != row.loss for row in replicas)
-    dots, colour = (
-        ("probe", 2) if probed else ("train, rounds that diverged", 4) if run.searched else ("train, every replica", 0)
-    )
-    dotted = [r for r in run.rounds if probed or not run.searched or r.rolled_back_to is not None]
+    if any(row.signal != row.loss for row in replicas):
+        dots, colour, dotted = "probe", 2, run.rounds
+    elif run.searched:
+        ruined = tuple(r for r in run.rounds if r.rolled_back_to is not None)
+        dots, colour, dotted = "train, rounds that diverged", 4, ruined
+    else:
+        dots, colour, dotted = "train, every replica", 0, run.rounds
     points = [(r, i, y) for r in dotted for i, row in enumerate(r.replicas) if (y := row.signal) is not None]
-    points = points[:: math.ceil(len(points) / (2 * LIMIT)) or 1]
+    points = points[:: math.ceil(len(points) / _DOTS) or 1]
     labels = tuple(_label(run, r, i) for r, i, _ in points)
-    places = Line(tuple(r.step for r, *_ in points), tuple(y for *_, y in points))
     traces = [
         _band([(r.step, [row.loss for row in r.replicas]) for r in _counted(run)], 0),
-        Trace(dots, places, "dots", colour, labels),
+        Trace(dots, line((r.step, y) for r, _, y in points), "dots", colour, labels),
         Trace("train, mean of the round", _loss_of_rounds(run)),
     ]
     words = "The losses that were recorded, by step, round and replica."
-    return _figure("Loss", words, "loss", traces, _FAR_ABOVE) if any(one.line for one in traces) else None
+    return _figure("Loss", words, "loss", traces, _FAR_ABOVE)
 
 
 def _label(run: RunData, r: Round, i: int) -> str:
@@ -237,16 +219,16 @@ def _slopes(run: RunData) -> Figure | None:
     """The hypergradient of every knob that has one, with two standard errors to both sides."""
     bands, histories = [], []
     for i, knob in enumerate(run.knobs):
-        known = [(r.step, slope) for r in run.rounds if (slope := r.slopes[i]) is not None]
-        errors = [(x, one.value, 2 * one.error) for x, one in known if one.error is not None]
+        slopes = [(r.step, slope) for r in run.rounds if (slope := r.slopes[i]) is not None]
+        errors = [(x, one.value, 2 * one.error) for x, one in slopes if one.error is not None]
         bands.append(_band([(x, [y - error, y + error]) for x, y, error in errors], i))
-        history = line((x, one.value) for x, one in known)
+        history = line((x, one.value) for x, one in slopes)
         histories.append(Trace(knob, history, "curve", i, in_legend=len(run.knobs) <= FEW))
-    words = "Up: above 0, a higher value would have been better. Down: below 0, a lower one."
-    words += (
-        " Band: two standard errors; if 0 is in it, there is no signal." if any(band.line for band in bands) else ""
-    )
     traces = tuple(one for one in (*bands, *histories) if one.line)
+    words = (
+        "Up: above 0, a higher value would have been better. Down: below 0, a lower one. Band, if there is one: two "
+    )
+    words += "standard errors; if 0 is in it, there is no signal."
     heights = sorted(abs(y) for trace in traces for y in trace.line.known) or [1.0]
     most = heights[math.ceil(0.95 * len(heights)) - 1]  # a few that are far off are not shown at first
     limit = 1.1 * (heights[-1] if heights[-1] < 3 * most else most) or 1.0
@@ -260,27 +242,9 @@ def _divergence(run: RunData) -> Figure | None:
     caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
     caption += "Line: mean over replicas; band: the nearest and the furthest."
     traces = [_band(seen, 3), Trace("mean over replicas", middle, colour=3, in_legend=False)]
-    return _figure("Replica divergence", caption, "distance / norm", traces) if middle else None
+    return _figure("Replica divergence", caption, "distance / norm", traces)
 
 
 def _time(run: RunData) -> Figure | None:
     caption = "Seconds of the rank that wrote the journal; gather includes waiting for the others."
     return Figure("Where the time went", caption, bars=run.phases) if any(run.phases.values()) else None
-
-
-def _span(steps: Iterable[float]) -> tuple[float, float]:
-    """The first and the last step of all that is shown, so that figures can have one axis."""
-    known = list(steps) or [0, 1]
-    return min(known), max(known)
-
-
-def lengthening(run: RunData) -> bool:
-    """Whether rounds grow longer, so that a logarithmic axis of steps shows them evenly."""
-    pairs = itertools.pairwise(itertools.chain([0], run.steps))
-    lengths = array("q", (after - before for before, after in pairs if after > before))
-    return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]
-
-
-def events(run: RunData) -> tuple[Event, ...]:
-    """What happened in the run, and where it was resumed."""
-    return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *run.events]))

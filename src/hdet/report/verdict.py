@@ -9,15 +9,15 @@ import json
 import math
 from collections.abc import Sequence
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hdet.checks import is_int
 from hdet.report import numbers as say
-from hdet.report.data import RunData, kind_of
+from hdet.report.data import RunData, kind_of, known
 from hdet.search.reporting import NEW_CYCLE, REPLAYS
 
-_LAST_ROUND, _LAST_FULL_ROUND = "last round's train loss", "last full round's train loss"
 CURE = "Do not use the rate of this run. Fix that first, as the run's warning says, and train again."
+_LOSS = "last full round's train loss"
 
 
 class Movement(NamedTuple):
@@ -28,22 +28,9 @@ class Movement(NamedTuple):
     end: float
 
     @property
-    def is_rate(self) -> bool:
-        """Whether the knob is a learning rate."""
-        return kind_of(self.knob) == "lr"
-
-    @property
     def moved(self) -> bool:
         """Whether the two differ by more than a hundredth."""
         return not math.isclose(self.start, self.end, rel_tol=0.01)
-
-
-class Ending(NamedTuple):
-    """A run's last loss."""
-
-    loss: float | None
-    words: str
-    """Which loss it is."""
 
 
 def movements(run: RunData) -> tuple[Movement, ...]:
@@ -53,81 +40,69 @@ def movements(run: RunData) -> tuple[Movement, ...]:
 
 
 def _movement(run: RunData, g: int) -> Movement | None:
-    bases = [value for r in run.rounds for value in (r.base_before[g], r.base[g]) if value is not None]
+    bases = known(value for r in run.rounds for value in (r.base_before[g], r.base[g]))
     if not bases:
         return None
-    learned = [value for r in run.rounds if (value := r.learned[g]) is not None]
-    first, plain = run.starts[g], [value for r in run.rounds if (value := r.plain[g]) is not None]
+    knob, first = run.knobs[g], run.starts[g]
+    learned, plain = known(r.learned[g] for r in run.rounds), known(r.plain[g] for r in run.rounds)
     if run.decays_by_itself or not (learned and first and plain):
-        return Movement(run.knobs[g], max(bases) if run.decays_by_itself else bases[0], bases[-1])
+        return Movement(knob, max(bases) if run.decays_by_itself else bases[0], bases[-1])
     found, factor = run.rounds[-1].found[g], learned[-1] / first
     if found is not None and factor != 1.0:  # as the log has it
-        return Movement(run.knobs[g], found / factor, found)
+        return Movement(knob, found / factor, found)
     start = _given_rate(run, g) or max(plain, key=abs)
-    return Movement(run.knobs[g], start, start * factor)
+    return Movement(knob, start, start * factor)
 
 
 def _given_rate(run: RunData, g: int) -> float | None:
     """The rate that the user gave: the peak, which a run that ended early has not reached; of a search, the guess."""
-    given = run.arguments.get("guess" if run.searched else "max_lr") if kind_of(run.knobs[g]) == "lr" else None
+    given = run.arguments.get("guess" if run.searched else "max_lr") if g in run.rates else None
     if isinstance(given, list):
         given = given[g] if g < len(given) else None
     return say.finite(given)
 
 
+def _rate_movements(run: RunData) -> list[Movement]:
+    return [m for m in movements(run) if kind_of(m.knob) == "lr"]
+
+
 def base_movement(run: RunData) -> Movement | None:
     """The movement of the learning rate as one: of a search, that of its first group; otherwise the geometric mean."""
-    found = [m for m in movements(run) if m.is_rate and m.start > 0 and m.end > 0]
+    found = [m for m in _rate_movements(run) if m.start > 0 and m.end > 0]
     found = found[:1] if run.searched else found
     if not found:
         return None
     return Movement("base rate", geometric_mean(m.start for m in found), geometric_mean(m.end for m in found))
 
 
-def ending(run: RunData) -> Ending:
-    """The mean loss of the last full round. The last round of a run often has a single step, whose loss says little."""
-    if run.last_full is not None:
-        is_last = run.last_full.step == run.steps[-1]
-        return Ending(run.last_full.loss, _LAST_ROUND if is_last else _LAST_FULL_ROUND)
-    known = [r.loss for r in run.rounds if r.loss is not None]
-    return Ending(known[-1], "train loss of a round cut short") if known else Ending(None, _LAST_ROUND)
-
-
 def verdict(run: RunData) -> str:
     """One sentence: how the rates moved, and the last loss."""
-    others = (m for m in movements(run) if not m.is_rate and m.moved)
-    parts = [*_rate_words(run), *_stopped(run)]
+    parts = [_rate_words(run), f"the search has {run.stopped}" if run.stopped else ""]
+    others = [m for m in movements(run) if kind_of(m.knob) != "lr" and m.moved]
     parts += ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others]
-    end = ending(run)
-    parts += [] if end.loss is None else [f"{end.words} {say.loss(end.loss)}"]
-    text = "; ".join(parts) if parts else "no round has ended yet"
+    parts.append("" if run.loss is None else f"{_LOSS} {say.loss(run.loss)}")
+    text = "; ".join(filter(None, parts)) or "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _rate_words(run: RunData) -> list[str]:
-    base, rounds = base_movement(run), f"{len(run.steps)} round{'s' if len(run.steps) != 1 else ''}"
+def _rate_words(run: RunData) -> str:
+    base, rounds = base_movement(run), f"{run.length} round{'s' if run.length != 1 else ''}"
     if base is None:
-        return []
+        return ""
     if not base.moved:
-        return [f"peak rate stayed at {say.rate(base.start)} over {rounds}"]
+        return f"peak rate stayed at {say.rate(base.start)} over {rounds}"
     start, end = say.rates(base.start, base.end)
     start, end = _listed(run, "start", start), _listed(run, "end", end)
     what, more = ("base rate", ", its decay included") if run.decays_by_itself else ("peak rate", "")
-    return [f"{what} moved from {start} to {end} in {rounds}{more}"]
-
-
-def _stopped(run: RunData) -> list[str]:
-    """That the search has stopped, and why; empty if it has not."""
-    status = run.rounds[-1].status if run.rounds else None
-    return [f"the search has {status}"] if status and status.startswith("stopped") else []
+    return f"{what} moved from {start} to {end} in {rounds}{more}"
 
 
 def compared(runs: Sequence[RunData]) -> str:
     """Which run ended lowest, in one sentence."""
     best = min(runs, key=_rank)
-    if _rank(best)[0]:
+    if best.loss is None:
         return f"{len(runs)} runs, none of which has a final loss."
-    return f"{best.name} ended lowest, at {say.loss(ending(best).loss)}."
+    return f"{best.name} ended lowest, at {say.loss(best.loss)}."
 
 
 class Advice(NamedTuple):
@@ -142,21 +117,10 @@ class Advice(NamedTuple):
         return f"{self.found} Use again: {'; '.join(f'`{code}` {does}' for code, does in self.uses)}."
 
 
-class Warned(NamedTuple):
-    """Why the rate of a run must not be used."""
-
-    run: str
-    step: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.run}, step {self.step}: {self.text}. {CURE}"
-
-
 def advice(run: RunData) -> Advice | None:
     """How to use the found rate; None if nothing was learned, or if it must not be used."""
     base = base_movement(run)
-    if base is None or warned(run) or _stopped(run):
+    if base is None or run.alarms or run.stopped:
         return None
     path = json.dumps(str(run.path), ensure_ascii=False)
     again = f"hdet.schedule_from({path}, optimizer)", REPLAYS
@@ -170,15 +134,10 @@ def advice(run: RunData) -> Advice | None:
     return Advice(found, ((f"max_lr={peaks}", NEW_CYCLE), again))
 
 
-def _listed(run: RunData, which: str, one: str) -> str:
-    """The rates of all parameter groups at the "start" or "end"; ``one`` if they do not differ."""
-    found = [say.rate(getattr(move, which)) for move in movements(run) if move.is_rate]
+def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
+    """The rates of all parameter groups; ``one`` if they do not differ."""
+    found = [say.rate(getattr(move, which)) for move in _rate_movements(run)]
     return one if len(set(found)) <= 1 else f"[{', '.join(found)}]"
-
-
-def warned(run: RunData) -> tuple[Warned, ...]:
-    """Why the rate of a run must not be used."""
-    return tuple(Warned(run.name, one.step, one.text) for one in run.alarms)
 
 
 class Table(NamedTuple):
@@ -195,22 +154,16 @@ class Table(NamedTuple):
 
 def table_of(runs: Sequence[RunData]) -> Table:
     """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first."""
-    rows = [_row(run) for run in sorted(runs, key=_rank)]
-    kinds = {ending(run).words for run in runs}
-    if kinds == {_LAST_ROUND, _LAST_FULL_ROUND}:
-        kinds = {_LAST_FULL_ROUND}
-    loss = kinds.pop() if len(kinds) == 1 else "last loss"
-    return Table(("run", loss, "rate given", "peak found", "rounds", "time"), rows, "Runs, the lowest loss first")
+    columns = ("run", _LOSS, "rate given", "peak found", "rounds", "time")
+    return Table(columns, [_row(run) for run in sorted(runs, key=_rank)], "Runs, the lowest loss first")
 
 
 def _row(run: RunData) -> tuple[str, ...]:
-    base, end = base_movement(run), ending(run)
-    start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
-    seconds = say.seconds(sum(run.phases.values()) or None)
-    return (run.name, say.loss(end.loss), start, found, str(len(run.steps)), seconds)
+    base, seconds = base_movement(run), sum(run.phases.values())
+    given, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
+    return (run.name, say.loss(run.loss), given, found, str(run.length), say.seconds(seconds or None))
 
 
-def _rank(run: RunData) -> tuple[bool, float]:
-    """For sorting: whether the run has no final loss, and its loss."""
-    loss = ending(run).loss
-    return (loss is None, loss if loss is not None else 0.0)
+def _rank(run: RunData) -> float:
+    """For sorting: a run without a loss is the last."""
+    return math.inf if run.loss is None else run.loss
