@@ -134,7 +134,7 @@ class PreparedScheduler:
 
     def __init__(self, accelerator: Accelerator, scheduler: AutoScheduler | ReplicaScheduler) -> None:
         self.accelerator = accelerator
-        self.scheduler = scheduler
+        self.scheduler: Any = scheduler
 
     def step(self, loss: float | Tensor | None = None, **more: Any) -> None:
         """Step the scheduler if the optimizer has stepped; otherwise only count the loss.

@@ -343,7 +343,7 @@ def _steps_of_an_interval(trainer: Any, interval: str) -> int:
     if interval == "step":
         return 1
     trainer.estimated_stepping_batches  # sets up the loader  # noqa: B018
-    return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    return math.ceil(int(trainer.num_training_batches) / int(trainer.accumulate_grad_batches))
 
 
 def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:

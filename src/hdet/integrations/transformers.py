@@ -69,10 +69,8 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         handler = getattr(trainer, "callback_handler", None)
         others = [one for one in handler.callbacks if isinstance(one, kind)] if handler is not None else []
         is_first = self._trainer is None and not any(one._trainer is trainer for one in others)
-        rule, cure = (
-            f"a transformers.Trainer, to which {name} can be attached once",
-            f"call {name}(...).attach(trainer)",
-        )
+        rule = f"a transformers.Trainer, to which {name} can be attached once"
+        cure = f"call {name}(...).attach(trainer), one for each Trainer"
         must_be(rule, handler is not None and is_first, cure, trainer=trainer)
 
     def _train(self, training_step: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -211,9 +209,8 @@ class AutoLR(_Scheduling):
             self._wrap("create_scheduler", self._create_scheduler)
             given_by = length_from("max_steps and num_train_epochs of the TrainingArguments", options)
             trainer._load_optimizer_and_scheduler = given_by(trainer._load_optimizer_and_scheduler)
-        if self.finish is not None:
-            handler = trainer.callback_handler
-            handler.call_event = partial(self._let_fall, handler.call_event)
+        handler = trainer.callback_handler
+        handler.call_event = partial(self._let_fall, handler.call_event)
         self._wrap("log", self._log)
         return trainer
 
@@ -232,11 +229,14 @@ class AutoLR(_Scheduling):
         journals = [self.options.get("journal"), EventSink(lambda record, event: self._events.append(event))]
         steps = num_training_steps if self.finish is None or "schedule" in self.options else None
         known = {"total_steps": steps, "model": trainer.model, **self.options, "journal": journals}
-        trainer.lr_scheduler = made = auto(optimizer if optimizer is not None else trainer.optimizer, **known)
+        trainer.lr_scheduler = made = auto(optimizer or trainer.optimizer, **known)
         return made
 
     def _let_fall(self, call: Callable[..., Any], event: str, args: Any, state: Any, control: Any, **more: Any) -> Any:
-        """The Trainer calls it for every event, and with it all callbacks, any of which may request a stop."""
+        """The Trainer calls it for every event, and with it all callbacks, any of which may request a stop.
+
+        With ``finish``, the rate falls before that.
+        """
         control = call(event, args, state, control, **more)
         self._is_between = event == "on_step_end" or (self._is_between and event != "on_step_begin")
         if self.finish is not None and self._is_between and self._trainer.is_in_train:
