@@ -38,7 +38,7 @@ PARTITIONERS.append(
             "search": f"leave lr_scheduler out of deepspeed.initialize, and call {_AUTO} after it",
             "replicas": f"train replicas with ZeRO stage 0 in fp32, or have the rate found: {_AUTO}",
             "guard": "give hdet.integrations.deepspeed.Guard the engine",
-            "replaced": f"use ZeRO stage 0, or leave lr_scheduler out of deepspeed.initialize and call {_AUTO} after it",
+            "replaced": f"use ZeRO stage 0, or leave lr_scheduler out of deepspeed.initialize, then call {_AUTO}",
         },
     )
 )
