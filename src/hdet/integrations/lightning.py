@@ -138,12 +138,12 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             trainer.strategy.lr_scheduler_configs = [config]
         if self.finish is not None:
             self.finish.check(self.scheduler)
+            loop = trainer.fit_loop.epoch_loop
+            self._min_steps = loop.min_steps
+            self._fit.callback(setattr, loop, "min_steps", loop.min_steps)
         if self._restored and self._is_ours:
             with length_from("max_steps and max_epochs of the trainer", self.options):
                 self.scheduler.check_state_dict(self._restored["lr_schedulers"][0])
-        loop = trainer.fit_loop.epoch_loop
-        self._min_steps = loop.min_steps
-        self._fit.callback(setattr, loop, "min_steps", loop.min_steps)
         trainer.save_checkpoint = partial(self._save, trainer)
         self._fit.callback(vars(trainer).pop, "save_checkpoint", None)
 
