@@ -151,6 +151,7 @@ def _custom(_: Path) -> dict[str, Any]:
 class _Accelerator:
     """An accelerate.Accelerator, as far as it is called."""
 
+    distributed_type = "NO"
     sync_gradients = True
     step_scheduler_with_optimizer = True
 

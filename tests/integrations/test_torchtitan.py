@@ -12,13 +12,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hdet
-from hdet.integrations.torchtitan import AutoLR, Guard
 from hdet.ranks.shards import local
 from tests.integrations.loops import train
 from tests.problems import Records, batch_of, final_loss, loss_of, network, weights_of
 from tests.processes import run_ranks
 
-optimizers_of_titan = pytest.importorskip("torchtitan.components.optimizer")
+pytest.importorskip("torchtitan")
+
+from torchtitan.components import optimizer as optimizers_of_titan
+
+from hdet.integrations.torchtitan import AutoLR, Guard
+
 pytestmark = pytest.mark.filterwarnings("ignore::hdet.SearchWarning")  # that no loss was given
 
 STEPS = 100

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import hdet
-from hdet.integrations.transformers import AutoLR, Replicas
 from hdet.ranks.shards import local
 from tests.integrations.fsdp2 import sharding
 from tests.patience import PATIENCE
@@ -23,8 +22,13 @@ from tests.problems import quiet
 from tests.processes import error_of, run_ranks
 from tests.setup_runs import HELD
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+
+import transformers
+
+from hdet.integrations.transformers import AutoLR, Replicas
+
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
 STEPS = 60

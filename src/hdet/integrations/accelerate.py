@@ -7,29 +7,23 @@ torch. With :func:`prepare` it counts optimizer steps.
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from hdet.checks import must_be
-from hdet.integrations.checkpoints import read_search, write_search
-from hdet.integrations.guards import AccumulatingGuard
+from hdet.integrations.auto_lr import SCHEDULERS
+from hdet.integrations.checkpoints import AccumulatingGuard, read_search, write_search
 from hdet.schedulers.auto_scheduler import AutoScheduler
-from hdet.schedulers.ensemble import Ensemble
-from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.replica_scheduler import ReplicaScheduler
 
 __all__ = ["Accelerator", "Guard", "PreparedScheduler", "keep_search", "prepare"]
 
-HdetScheduler: TypeAlias = AutoScheduler | OneCycleLR | Ensemble
 Accelerator: TypeAlias = Any
 """An ``accelerate.Accelerator``."""
-_SCHEDULERS = (AutoScheduler, OneCycleLR, Ensemble)
-_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
-"""Engines that step the scheduler themselves, and hold the weights in partitions."""
 
 
-def prepare(accelerator: Accelerator, scheduler: HdetScheduler) -> PreparedScheduler:
+def prepare(accelerator: Accelerator, scheduler: AutoScheduler | ReplicaScheduler) -> PreparedScheduler:
     """An hdet scheduler for a loop of Accelerate. Use it in place of ``accelerator.prepare(scheduler)``.
 
     .. code-block:: python
@@ -48,22 +42,18 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler) -> PreparedSched
         scheduler: an ``hdet.OneCycleLR``, a result of ``hdet.auto`` or an ``hdet.Ensemble``, made with the optimizer
             before or after ``accelerator.prepare``.
     """
-    _check_accelerator(accelerator, "prepare(accelerator, scheduler)")
-    engine = getattr(getattr(accelerator, "distributed_type", None), "value", None)
+    is_accelerator, cure = hasattr(accelerator, "sync_gradients"), "call prepare(accelerator, scheduler)"
+    must_be("an accelerate.Accelerator", is_accelerator, cure, accelerator=accelerator)
+    engine = accelerator.distributed_type
     cure = "hdet needs a loop that steps the scheduler, and whole weights on every rank: use MULTI_GPU"
-    must_be("plain data parallelism", engine not in _ENGINES, cure, distributed_type=engine)
+    must_be("plain data parallelism", engine not in ("DEEPSPEED", "MEGATRON_LM"), cure, distributed_type=engine)
     rule = "an hdet.OneCycleLR, what hdet.auto makes, or an hdet.Ensemble"
     cure = "do not give it to accelerator.prepare(...), which takes other schedulers"
-    must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, scheduler=scheduler)
+    must_be(rule, isinstance(scheduler, SCHEDULERS), cure, scheduler=scheduler)
     prepared = PreparedScheduler(accelerator, scheduler)
     accelerator.prepare_scheduler(prepared)  # for save_state and load_state
     keep_search(accelerator, prepared)
     return prepared
-
-
-def _check_accelerator(accelerator: object, call: str) -> None:
-    fits = hasattr(accelerator, "sync_gradients")
-    must_be("an accelerate.Accelerator", fits, f"call {call}", accelerator=accelerator)
 
 
 def keep_search(accelerator: Accelerator, prepared: Any) -> None:
@@ -82,7 +72,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     """
     scheduler = getattr(prepared, "scheduler", None)
     rule, cure = "what accelerator.prepare(...) has made of an hdet scheduler", "call it after accelerator.prepare(...)"
-    must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, prepared=prepared)
+    must_be(rule, isinstance(scheduler, SCHEDULERS), cure, prepared=prepared)
     folders: list[str] = []
     load = prepared.load_state_dict
 
@@ -117,7 +107,8 @@ class Guard(AccumulatingGuard):
     """
 
     def __init__(self, accelerator: Accelerator, optimizer: Any, model: Any, **options: Any) -> None:
-        _check_accelerator(accelerator, "Guard(accelerator, optimizer, model)")
+        is_accelerator, cure = hasattr(accelerator, "sync_gradients"), "call Guard(accelerator, optimizer, model)"
+        must_be("an accelerate.Accelerator", is_accelerator, cure, accelerator=accelerator)
         super().__init__(optimizer, model, **options)
         self._accelerator = accelerator
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: self.write(folder))
@@ -141,20 +132,18 @@ class PreparedScheduler:
     _is_accelerate_prepared = True
     """Accelerate's own mark: ``Accelerator.prepare`` leaves an object that has it as it is, and saves it."""
 
-    def __init__(self, accelerator: Accelerator, scheduler: HdetScheduler) -> None:
+    def __init__(self, accelerator: Accelerator, scheduler: AutoScheduler | ReplicaScheduler) -> None:
         self.accelerator = accelerator
-        self.scheduler = scheduler
+        self.scheduler: Any = scheduler
 
-    def step(self, *args: Any, **kwargs: Any) -> None:
+    def step(self, loss: float | Tensor | None = None, **more: Any) -> None:
         """Step the scheduler if the optimizer has stepped; otherwise only count the loss.
 
         A step that a GradScaler has skipped counts too, since all ranks must count alike.
         """
         if self.accelerator.sync_gradients or not self.accelerator.step_scheduler_with_optimizer:
-            self.scheduler.step(*args, **kwargs)
-            return
-        loss = kwargs.get("loss", args[0] if args else None)
-        if loss is not None and not isinstance(loss, Integral):  # a positional integer is torch's epoch
+            self.scheduler.step(loss, **more)
+        elif loss is not None and not isinstance(loss, int):  # an integer is torch's epoch
             self.scheduler.observe(loss)
 
     def __getattr__(self, name: str) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import read_search, write_search
-from hdet.integrations.guards import AccumulatingGuard
+from hdet.integrations.checkpoints import AccumulatingGuard, read_search, write_search
 from hdet.ranks.shards import Partitioned, mark_part
 from hdet.schedulers.auto import auto as auto_of
 from hdet.schedulers.auto_scheduler import AutoScheduler
@@ -86,7 +86,7 @@ class Guard(AccumulatingGuard):
     """
 
     def __init__(self, engine: Any, **options: Any) -> None:
-        super().__init__(_optimizer_of(engine), engine.module, **options)
+        super().__init__(optimizer_of(engine, any_schedule=True), engine.module, **options)
         self._engine, self._steps = engine, engine.global_steps
 
         def read(folder: str) -> None:
@@ -103,16 +103,23 @@ class Guard(AccumulatingGuard):
             self.end_step()
 
 
-def optimizer_of(engine: Any) -> Optimizer:
-    """What trains the weights of an engine, as an optimizer of torch; with ZeRO, that of this rank's partitions."""
-    _check(engine)
+def optimizer_of(engine: Any, *, any_schedule: bool = False) -> Optimizer:
+    """What trains the weights of an engine, as an optimizer of torch; with ZeRO, that of this rank's partitions.
+
+    Raises for what is no engine, or one whose weights cannot be measured; unless ``any_schedule``, also for one that
+    has a scheduler.
+    """
+    is_engine = all(hasattr(engine, name) for name in ("lr_scheduler", "optimizer", "step"))
+    cure = "call engine, *_ = deepspeed.initialize(...) and then auto(engine, ...) or Guard(engine)"
+    must_be("what deepspeed.initialize returns first", is_engine, cure, engine=engine)
+    for name, what in _UNKNOWN.items():
+        if getattr(engine, name, None) or getattr(engine.optimizer, name, None):
+            raise ArgumentError(
+                f"hdet measures and copies what ZeRO's ranks hold in memory, but this engine has {what}; leave that "
+                "out, or use DeepSpeed's own schedulers"
+            )
     given, cure = engine.lr_scheduler, 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
-    must_be("None, since auto makes one", given is None, cure, lr_scheduler=given)
-    return _optimizer_of(engine)
-
-
-def _optimizer_of(engine: Any) -> Optimizer:
-    _check(engine)
+    must_be("None, since auto makes one", given is None or any_schedule, cure, lr_scheduler=given)
     wrapper = engine.optimizer
     return wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper)
 
@@ -135,42 +142,16 @@ def _keep(engine: Any, write: Callable[[str], None], read: Callable[[str], None]
     engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint
 
 
-def _check(engine: Any) -> None:
-    """Raise unless this is an engine whose weights can be measured."""
-    is_engine = all(hasattr(engine, name) for name in ("lr_scheduler", "optimizer", "step"))
-    cure = "call engine, *_ = deepspeed.initialize(...) and then auto(engine, ...) or Guard(engine)"
-    must_be("what deepspeed.initialize returns first", is_engine, cure, engine=engine)
-    for name, what in _UNKNOWN.items():
-        if getattr(engine, name, None) or getattr(engine.optimizer, name, None):
-            raise ArgumentError(
-                f"hdet measures and copies what ZeRO's ranks hold in memory, but this engine has {what}; leave that "
-                "out, or use DeepSpeed's own schedulers"
-            )
-
-
-class _Layout(NamedTuple):
-    """Where a wrapper keeps its masters."""
-
-    groups: list[list[Tensor]]
-    """The masters of each parameter group."""
-    refresh: Callable[[], None]
-    """Copies the masters of all ranks to the model's parameters."""
-    partitioned: bool = True
-    """Whether each rank has a part of its own."""
-    padding: Sequence[tuple[Tensor, slice]] = ()
-    """Elements of masters that belong to no weight, since partitions are of equal length. They may be anything."""
-
-
-def _layout(wrapper: Any) -> _Layout:
+def _masters_of(wrapper: Any) -> tuple[list[list[Tensor]], Callable[[], None]]:
+    """The masters of each parameter group, and what copies those of all ranks to the model's parameters."""
     if hasattr(wrapper, "fp32_partitioned_groups_flat"):  # stage 3
-        padding = tuple(_padding(wrapper))
-        return _Layout(_by_group(wrapper), lambda: _refresh_stage_3(wrapper), padding=padding)
+        return _by_group(wrapper), partial(_refresh_stage_3, wrapper)
     if hasattr(wrapper, "single_partition_of_fp32_groups"):  # stages 1 and 2
-        return _Layout([[p] for p in wrapper.single_partition_of_fp32_groups], wrapper.update_lp_params)
+        return [[p] for p in wrapper.single_partition_of_fp32_groups], wrapper.update_lp_params
     if hasattr(wrapper, "fp32_groups_flat_partition"):  # stage 1 in bf16 with fp32 gradients
-        return _Layout([[p] for p in wrapper.fp32_groups_flat_partition], wrapper.update_lp_params)
-    if hasattr(wrapper, "fp32_groups"):  # stage 0 in half precision
-        return _Layout(wrapper.fp32_groups, lambda: _refresh_whole(wrapper), partitioned=False)
+        return [[p] for p in wrapper.fp32_groups_flat_partition], wrapper.update_lp_params
+    if hasattr(wrapper, "fp32_groups"):  # stage 0 in half precision: every rank has them all
+        return wrapper.fp32_groups, partial(_refresh_whole, wrapper)
     raise ArgumentError(
         f"hdet does not know how {type(wrapper).__name__} keeps its weights; use one of DeepSpeed's ZeRO stages with "
         "an optimizer of torch"
@@ -186,8 +167,11 @@ def _by_group(wrapper: Any) -> list[list[Tensor]]:
 
 
 def _padding(wrapper: Any) -> Iterator[tuple[Tensor, slice]]:
-    """What is past the end of a parameter in the last ranks' partitions: stage 3 does not initialise it."""
-    for number, p in enumerate(wrapper.fp32_partitioned_groups_flat):
+    """Elements of masters that belong to no weight, since partitions are of equal length. They may be anything.
+
+    They are past the end of a parameter in the last ranks' partitions: stage 3 does not initialise them.
+    """
+    for number, p in enumerate(getattr(wrapper, "fp32_partitioned_groups_flat", ())):
         begin = 0
         for param in wrapper.fp16_groups[number]:
             rank, length = dist.get_rank(param.ds_process_group), param.partition_numel()
@@ -225,7 +209,9 @@ class Masters(Partitioned):
     """
 
     def __init__(self, wrapper: Any) -> None:
-        self._layout, self._wrapper = _layout(wrapper), wrapper
+        self._wrapper, self._padding = wrapper, tuple(_padding(wrapper))
+        self._masters, self._refresh = _masters_of(wrapper)
+        self._is_partitioned = not hasattr(wrapper, "fp32_groups")
         self._inner: Optimizer = wrapper.optimizer
         self._rows = list(self._inner.param_groups)
         self._stepped: frozenset[int] = frozenset()
@@ -233,8 +219,8 @@ class Masters(Partitioned):
         self.parts = [self._inner]
         self.defaults = self._inner.defaults
         self._inner.register_step_pre_hook(self._part_begins)  # before all others, which read what it sets
-        if self._layout.partitioned:
-            for p in (p for group in self._layout.groups for p in group):
+        if self._is_partitioned:
+            for p in (p for masters in self._masters for p in masters):
                 mark_part(p, f"partition {dist.get_rank()} of {dist.get_world_size()}")
 
     @property
@@ -243,7 +229,7 @@ class Masters(Partitioned):
         rows = self._inner.param_groups
         if len(rows) == len(self._rows):  # while stages 1 and 2 step, they show the optimizer one group
             self._rows = list(rows)
-        return [_Row(row, masters) for row, masters in zip(self._rows, self._layout.groups, strict=True)]
+        return [_Row(row, masters) for row, masters in zip(self._rows, self._masters, strict=True)]
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # not ours
@@ -252,11 +238,11 @@ class Masters(Partitioned):
 
     def refresh(self) -> None:
         """Copy the masters to the model's parameters. Collective if they are partitions."""
-        self._layout.refresh()
+        self._refresh()
 
     def gradient_norm(self) -> Tensor | None:
         """What ZeRO has computed for all ranks before the first part steps; infinite if it is not finite anywhere."""
-        if not self._layout.partitioned:
+        if not self._is_partitioned:
             return None
         norm = getattr(self._wrapper, "_global_grad_norm", None)
         cure = "a guard needs it: leave compute_grad_norm out of the config, and use DeepSpeed 0.19"
@@ -273,7 +259,7 @@ class Masters(Partitioned):
 
     def _part_begins(self, inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note which parameters step; one that has stepped already begins a new step. Clear the padding."""
-        for p, numbers in self._layout.padding:
+        for p, numbers in self._padding:
             p.data[numbers] = 0.0
         self.stepping = frozenset(id(p) for group in inner.param_groups for p in group["params"])
         self.continues = bool(self._stepped) and not (self._stepped & self.stepping)

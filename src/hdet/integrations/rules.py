@@ -7,10 +7,7 @@ from typing import Any
 
 from hdet.frameworks import PARTITIONERS, STEPPING_RULES, Partitioner
 
-_SEARCH = (
-    "leave lr_scheduler out of deepspeed.initialize, and call hdet.integrations.deepspeed.auto(engine, "
-    "total_steps=...) after it"
-)
+_AUTO = "hdet.integrations.deepspeed.auto(engine, total_steps=...)"
 
 
 def not_by_steps(config: Any) -> str | None:
@@ -38,11 +35,10 @@ PARTITIONERS.append(
         "deepspeed",
         "as with DeepSpeed's ZeRO stages 1, 2 and 3 and its half precision",
         {
-            "search": _SEARCH,
-            "replicas": "train replicas with ZeRO stage 0 in fp32, or have the rate found: "
-            "hdet.integrations.deepspeed.auto(engine, ...)",
+            "search": f"leave lr_scheduler out of deepspeed.initialize, and call {_AUTO} after it",
+            "replicas": f"train replicas with ZeRO stage 0 in fp32, or have the rate found: {_AUTO}",
             "guard": "give hdet.integrations.deepspeed.Guard the engine",
-            "replaced": f"use ZeRO stage 0, or have the rate found on the partitions: {_SEARCH}",
+            "replaced": f"use ZeRO stage 0, or leave lr_scheduler out of deepspeed.initialize, then call {_AUTO}",
         },
     )
 )

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,23 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchtitan.components.optimizer import LRSchedulersContainer
 
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import SEARCH, name_on_rank, search_state
-from hdet.integrations.guards import GUARD, AccumulatingGuard, warn_without_guard
+from hdet.integrations.checkpoints import GUARD, SEARCH, AccumulatingGuard, name_on_rank, search_state
 from hdet.schedulers.auto import auto
 from hdet.schedulers.combined_optimizer import as_one
 
 __all__ = ["AutoLR", "Guard"]
 
-_INSTALLED = importlib.util.find_spec("torchtitan") is not None
-_Container: Any = (
-    importlib.import_module("torchtitan.components.optimizer").LRSchedulersContainer if _INSTALLED else object
-)
-_Config: Any = _Container.Config if _INSTALLED else object
 
-
-class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional package
+class AutoLR(LRSchedulersContainer):  # type: ignore[misc]  # the type of an optional package
     """Finds one factor on the rates of all optimizers of a torchtitan run.
 
     In a trainer's config it replaces torchtitan's own container:
@@ -55,7 +47,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(_Config):  # type: ignore[misc]  # of an optional package
+    class Config(LRSchedulersContainer.Config):  # type: ignore[misc]
         """The trainer builds the container from it; of torchtitan's own fields only ``total_steps`` is used."""
 
         onecycle: dict[str, Any] = field(default_factory=dict)
@@ -69,10 +61,8 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
             return AutoLR(optimizers, total_steps=steps, keep_search=self.keep_search, **self.onecycle)
 
     def __init__(self, optimizers: Any, *, total_steps: int, keep_search: bool = True, **onecycle: Any) -> None:
-        if not _INSTALLED:
-            raise ModuleNotFoundError("AutoLR needs torchtitan, which is not installed: pip install torchtitan")
         self.optimizers = list(optimizers)
-        known = {"model": _whole(getattr(optimizers, "model_parts", ())), **onecycle}
+        known = {"model": _whole(optimizers.model_parts), **onecycle}
         self.scheduler = auto(self.optimizers, total_steps=total_steps, **known)
         self.schedulers = [self.scheduler]
         self.keep_search = keep_search
@@ -110,11 +100,10 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         state = dict(state_dict)
         packed = state.pop(name_on_rank(self.scheduler.optimizer, SEARCH), None)
         self.scheduler.load_state_dict(state)
-        if packed is not None:
-            self.scheduler.load_search_state_dict(_unpacked(packed))
+        self.scheduler.load_search_state_dict(_unpacked(packed))
 
 
-class Guard(_Container):  # type: ignore[misc]  # the type of an optional package
+class Guard(LRSchedulersContainer):  # type: ignore[misc]  # the type of an optional package
     """:class:`hdet.Guard` in a torchtitan run, with torchtitan's own schedule.
 
     In a trainer's config it replaces torchtitan's own container, and has the same fields:
@@ -134,7 +123,7 @@ class Guard(_Container):  # type: ignore[misc]  # the type of an optional packag
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(_Config):  # type: ignore[misc]  # of an optional package
+    class Config(LRSchedulersContainer.Config):  # type: ignore[misc]
         """The trainer builds the container from it."""
 
         guard: dict[str, Any] = field(default_factory=dict)
@@ -142,17 +131,13 @@ class Guard(_Container):  # type: ignore[misc]  # the type of an optional packag
 
         def build(self, *, optimizers: Any, training_steps: int) -> Guard:
             """Build the container, with torchtitan's schedule for ``training_steps`` steps."""
-            schedulers = _Config.build(self, optimizers=optimizers, training_steps=training_steps)
+            schedulers = LRSchedulersContainer.Config.build(self, optimizers=optimizers, training_steps=training_steps)
             return Guard(optimizers, schedulers, **self.guard)
 
     def __init__(self, optimizers: Any, schedulers: Any, **options: Any) -> None:
-        if not _INSTALLED:
-            raise ModuleNotFoundError("Guard needs torchtitan, which is not installed: pip install torchtitan")
         self.schedulers = list(schedulers)
         self.optimizer = as_one(list(optimizers))
-        model = _whole(optimizers.model_parts)
-        assert model is not None  # torchtitan has made the optimizers for its parts
-        self.guard = AccumulatingGuard(self.optimizer, model, **options)
+        self.guard = AccumulatingGuard(self.optimizer, _whole(optimizers.model_parts), **options)
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the step."""
@@ -171,10 +156,7 @@ class Guard(_Container):  # type: ignore[misc]  # the type of an optional packag
         """Resume schedule and guard. Load the optimizers before, as torchtitan does."""
         super().load_state_dict(state_dict)
         name = name_on_rank(self.optimizer, GUARD)
-        if name in state_dict:
-            self.guard.load_state_dict(_unpacked(state_dict[name]))
-        else:
-            warn_without_guard(name)
+        self.guard.resume(_unpacked(state_dict.get(name)), name)
 
 
 def _packed(state: dict[str, Any]) -> bytes:
@@ -183,11 +165,11 @@ def _packed(state: dict[str, Any]) -> bytes:
     return packed.getvalue()
 
 
-def _unpacked(packed: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
-    return found
+def _unpacked(packed: bytes | None) -> dict[str, Any]:
+    """What was packed; empty if nothing was."""
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True) if packed is not None else {}
 
 
-def _whole(parts: Sequence[nn.Module]) -> nn.Module | None:
+def _whole(parts: Sequence[nn.Module]) -> nn.Module:
     """The model as one module; pipeline stages have several parts."""
-    return parts[0] if len(parts) == 1 else nn.ModuleList(parts) if parts else None
+    return parts[0] if len(parts) == 1 else nn.ModuleList(parts)

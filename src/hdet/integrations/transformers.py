@@ -11,27 +11,22 @@ of that one trainer; the class stays as it is. A search is saved in a file besid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import TrainerCallback
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.integrations.checkpoints import read_search, write_search
+from hdet.integrations.auto_lr import Finish, check_length, length_from, mean_of, options_of_auto
+from hdet.integrations.checkpoints import AccumulatingGuard, read_search, write_search
 from hdet.integrations.deepspeed import optimizer_of
-from hdet.integrations.guards import AccumulatingGuard
-from hdet.integrations.lengths import Finish, check_length, length_from
 from hdet.journal.sinks import EventSink
 from hdet.schedulers.auto import auto
 from hdet.schedulers.auto_scheduler import AutoScheduler
 from hdet.schedulers.onecycle import OneCycleLR
-
-try:
-    from transformers import TrainerCallback
-except ImportError:  # then there is no trainer to attach to, but tools can still import this file
-    TrainerCallback = object
 
 __all__ = ["AutoLR", "Guard", "Replicas"]
 
@@ -50,56 +45,48 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
         self._check(trainer)
         self._trainer = trainer
-        if not any(callback is self for callback in trainer.callback_handler.callbacks):
+        if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
-        trainer.training_step = self._summed(trainer.training_step)
-        trainer._save_optimizer_and_scheduler = self._followed(trainer._save_optimizer_and_scheduler, self._save)
-        trainer._load_optimizer_and_scheduler = self._followed(trainer._load_optimizer_and_scheduler, self._load)
+        self._wrap("training_step", self._train)
+        self._wrap("_save_optimizer_and_scheduler", self._then, self._save)
+        self._wrap("_load_optimizer_and_scheduler", self._then, self._load)
         return trainer
+
+    def _wrap(self, name: str, wrapper: Callable[..., Any], *arguments: Any) -> None:
+        """Have ``wrapper`` called in place of a method of this one trainer, with the method as first argument."""
+        setattr(self._trainer, name, partial(wrapper, getattr(self._trainer, name), *arguments))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called after a checkpoint was loaded, before the first step."""
-        if self._trainer is None:
-            name = type(self).__name__
-            raise ArgumentError(
-                f"{name} is a callback of this Trainer, but was not attached to it, so it gets no losses; write "
-                f"{name}(...).attach(trainer) before trainer.train()"
-            )
+        name = type(self).__name__
+        cure = f"without it, it gets no losses: write {name}(...).attach(trainer) before trainer.train()"
+        must_be("attached to its Trainer", self._trainer is not None, cure, callback=name)
         self._loss = 0.0
 
     def _check(self, trainer: Trainer) -> None:
         """Raise for a trainer that cannot be joined: it may have a guard beside AutoLR, but neither twice."""
         name, kind = type(self).__name__, Guard if isinstance(self, Guard) else _Scheduling
-        cure = f"call {name}(...).attach(trainer)"
-        must_be("a transformers.Trainer", hasattr(trainer, "callback_handler"), cure, trainer=trainer)
-        there = [one._trainer for one in trainer.callback_handler.callbacks if isinstance(one, kind)]
-        if self._trainer is not None or any(other is trainer for other in there):
-            raise ArgumentError(
-                f"a Trainer and {name} can be attached once, but one of them is already; make a new {name}"
-            )
+        handler = getattr(trainer, "callback_handler", None)
+        others = [one for one in handler.callbacks if isinstance(one, kind)] if handler is not None else []
+        is_first = self._trainer is None and not any(one._trainer is trainer for one in others)
+        rule = f"a transformers.Trainer, to which {name} can be attached once"
+        cure = f"call {name}(...).attach(trainer), one for each Trainer"
+        must_be(rule, handler is not None and is_first, cure, trainer=trainer)
 
-    def _summed(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """``training_step`` returns a micro-batch's share of the step's loss: the sum of them is the undivided loss."""
+    def _train(self, training_step: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """A step returns a micro-batch's share of the loss: the sum of them is the undivided loss."""
+        loss = training_step(*args, **kwargs)
+        self._loss = self._loss + loss.detach()
+        if self._trainer.accelerator.sync_gradients:
+            total, self._loss = self._loss, 0.0
+            self._observe(total)
+        return loss
 
-        def summed(*args: Any, **kwargs: Any) -> Tensor:
-            loss = training_step(*args, **kwargs)
-            self._loss = self._loss + loss.detach()
-            if self._trainer.accelerator.sync_gradients:
-                total, self._loss = self._loss, 0.0
-                self._observe(total)
-            return loss
-
-        return summed
-
-    def _followed(self, method: Callable[..., None], then: Callable[[str], None]) -> Callable[..., None]:
+    def _then(self, method: Callable[..., None], then: Callable[[str], None], folder: str | None) -> None:
         """The Trainer's method writes or reads optimizer and scheduler; ``then`` does the same with hdet's own file."""
-
-        def followed(folder: str | None) -> None:
-            method(folder)
-            if folder is not None:
-                then(folder)
-
-        return followed
+        method(folder)
+        if folder is not None:
+            then(folder)
 
     # What subclasses do with the loss of the coming optimizer step, and with the folder of a checkpoint:
 
@@ -112,14 +99,12 @@ class _Scheduling(_Attached):
     """Gives the Trainer's scheduler the loss, and evaluates and saves the mean of the replicas."""
 
     finish: Finish | None = None
-    _in_consensus = False
-    """Whether the weights are the mean of the replicas at the moment."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
         super().attach(trainer)
         for name in ("evaluate", "predict", "save_model"):
-            setattr(trainer, name, self._with_mean(getattr(trainer, name)))
+            self._wrap(name, self._with_mean)
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -148,20 +133,11 @@ class _Scheduling(_Attached):
     def _load(self, folder: str) -> None:
         read_search(folder, self._scheduler)
 
-    def _with_mean(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method inside ``consensus()`` during training; some of these methods call each other."""
-
-        def with_mean(*args: Any, **kwargs: Any) -> Any:
-            if self._in_consensus or not self._trainer.is_in_train:
-                return method(*args, **kwargs)
-            with self._scheduler.consensus():
-                self._in_consensus = True
-                try:
-                    return method(*args, **kwargs)
-                finally:
-                    self._in_consensus = False
-
-        return with_mean
+    def _with_mean(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._trainer.is_in_train:
+            return method(*args, **kwargs)
+        with mean_of(self._scheduler):
+            return method(*args, **kwargs)
 
 
 class Replicas(_Scheduling):
@@ -224,28 +200,19 @@ class AutoLR(_Scheduling):
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
-        super().attach(trainer)
-        if not isinstance(trainer.lr_scheduler, (AutoScheduler, OneCycleLR, type(None))):
-            self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
-        if trainer.lr_scheduler is None:
-            trainer.create_scheduler = self._create_scheduler
-            trainers = self.options.get("total_steps") is None
-            source = "max_steps and num_train_epochs of the TrainingArguments" if trainers else "total_steps of AutoLR"
-            trainer._load_optimizer_and_scheduler = length_from(source)(trainer._load_optimizer_and_scheduler)
-        if self.finish is not None:
-            trainer.callback_handler.call_event = self._finished(trainer.callback_handler.call_event, self.finish)
-        trainer.log = self._logged(trainer.log)
-        return trainer
-
-    def _check(self, trainer: Trainer) -> None:
-        super()._check(trainer)
-        given, options = trainer.lr_scheduler, self.options
-        is_ours = isinstance(given, (AutoScheduler, OneCycleLR))
-        is_known = given is None or is_ours or not (isinstance(given, ReduceLROnPlateau) or "schedule" in options)
+        given = [trainer.lr_scheduler] if getattr(trainer, "lr_scheduler", None) is not None else []
         cure = "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
-        must_be("one schedule whose rates are known in advance", is_known, cure, lr_scheduler=given)
-        rule, cure = "empty, because this Trainer has a scheduler of hdet already", "give them to that scheduler"
-        must_be(rule, not (is_ours and options), cure, options=options)
+        options = options_of_auto(given, self.options, cure)
+        super().attach(trainer)
+        if options is not None:
+            self.options, trainer.lr_scheduler = options, None
+            self._wrap("create_scheduler", self._create_scheduler)
+            given_by = length_from("max_steps and num_train_epochs of the TrainingArguments", options)
+            trainer._load_optimizer_and_scheduler = given_by(trainer._load_optimizer_and_scheduler)
+        handler = trainer.callback_handler
+        handler.call_event = partial(self._let_fall, handler.call_event)
+        self._wrap("log", self._log)
+        return trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Evaluate and save the final weights, if the rate has fallen because of ``finish``."""
@@ -253,50 +220,41 @@ class AutoLR(_Scheduling):
             control.should_evaluate |= args.eval_strategy == "steps"
             control.should_save |= args.save_strategy == "steps"
 
-    def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> AutoScheduler:
+    def _create_scheduler(self, _: Any, num_training_steps: int, optimizer: Any = None) -> AutoScheduler:
         """In place of the Trainer's: it is called when model and optimizer exist, before a checkpoint is loaded."""
         trainer = self._trainer
         _check_sharding(trainer, optimizer)
         if trainer.is_deepspeed_enabled:
             optimizer = optimizer_of(trainer.accelerator.deepspeed_engine_wrapped.engine)
-        optimizer = optimizer if optimizer is not None else trainer.optimizer
-        journals = [self.options.get("journal"), EventSink(self._keep_event)]
+        journals = [self.options.get("journal"), EventSink(lambda record, event: self._events.append(event))]
         steps = num_training_steps if self.finish is None or "schedule" in self.options else None
         known = {"total_steps": steps, "model": trainer.model, **self.options, "journal": journals}
-        trainer.lr_scheduler = made = auto(optimizer, **known)
+        trainer.lr_scheduler = made = auto(optimizer or trainer.optimizer, **known)
         return made
 
-    def _finished(self, call_event: Callable[..., Any], finish: Finish) -> Callable[..., Any]:
-        """The Trainer calls it for every event, and with it all callbacks, any of which may request a stop."""
+    def _let_fall(self, call: Callable[..., Any], event: str, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        """The Trainer calls it for every event, and with it all callbacks, any of which may request a stop.
 
-        def finished(event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            control = call_event(event, args, state, control, **kwargs)
-            self._is_between = event == "on_step_end" or (self._is_between and event != "on_step_begin")
-            if self._is_between and self._trainer.is_in_train:
-                requested, left = control.should_training_stop, state.max_steps - state.global_step
-                control.should_training_stop = finish.stops(self._scheduler, requested=requested, left=left)
-            return control
+        With ``finish``, the rate falls before that.
+        """
+        control = call(event, args, state, control, **more)
+        self._is_between = event == "on_step_end" or (self._is_between and event != "on_step_begin")
+        if self.finish is not None and self._is_between and self._trainer.is_in_train:
+            requested, left = control.should_training_stop, state.max_steps - state.global_step
+            control.should_training_stop = self.finish.stops(self._scheduler, requested=requested, left=left)
+        return control
 
-        return finished
-
-    def _keep_event(self, record: Mapping[str, Any], event: str) -> None:
-        self._events.append(event)
-
-    def _logged(self, log: Callable[..., None]) -> Callable[..., None]:
+    def _log(self, log: Callable[..., None], logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Logs of training also have the peak rate found so far, the status of the search, and what has happened."""
-
-        def logged(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if "learning_rate" in logs:  # not those of an evaluation
+            logs |= {"hdet/event": "; ".join(self._events)} if self._events else {}
+            self._events.clear()
             found = self._scheduler.found if isinstance(self._scheduler, AutoScheduler) else None
-            if "learning_rate" in logs:  # not those of an evaluation
-                logs |= {"hdet/event": "; ".join(self._events)} if self._events else {}
-                self._events.clear()
-                if found is not None and not math.isnan(found.rate):
-                    logs |= {"hdet/found": found.rate, "hdet/status": found.status}
-                    several = len(set(found.rates)) > 1
-                    logs |= {f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if several}
-            log(logs, *args, **kwargs)
-
-        return logged
+            if found is not None and not math.isnan(found.rate):
+                logs |= {"hdet/found": found.rate, "hdet/status": found.status}
+                if len(set(found.rates)) > 1:
+                    logs |= {f"hdet/found/{g}": rate for g, rate in enumerate(found.rates)}
+        log(logs, *args, **kwargs)
 
 
 class Guard(_Attached):
@@ -315,33 +273,31 @@ class Guard(_Attached):
         options: ``check_every``, ``factor``, ``recover`` and ``max_rollbacks`` of :class:`hdet.Guard`.
     """
 
+    guard: AccumulatingGuard
+    """The guard, once ``train()`` has begun."""
+    _folder: str | None = None
+    """The checkpoint from which training resumes."""
+
     def __init__(self, **options: Any) -> None:
         self.options = options
-        self.guard: AccumulatingGuard | None = None
-        """The guard, once ``train()`` has begun."""
-        self._folder: str | None = None
-        """The checkpoint from which training resumes."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the guard, and resume that of a checkpoint: the optimizer exists, and no step is made yet."""
         super().on_train_begin(args, state, control, **kwargs)
         self.guard = AccumulatingGuard(self._trainer.optimizer, self._trainer.model, **self.options)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            self.guard.read(folder)
+        if self._folder is not None:
+            self.guard.read(self._folder)
+            self._folder = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called after the steps of optimizer and scheduler. If a round ends here, this is a collective."""
-        if self.guard is not None:
-            self.guard.end_step()
+        self.guard.end_step()
 
     def _observe(self, loss: Tensor | float) -> None:
-        if self.guard is not None:
-            self.guard.observe(loss)
+        self.guard.observe(loss)
 
     def _save(self, folder: str) -> None:
-        if self.guard is not None:
-            self.guard.write(folder)
+        self.guard.write(folder)
 
     def _load(self, folder: str) -> None:
         self._folder = folder
@@ -349,13 +305,11 @@ class Guard(_Attached):
 
 def _check_sharding(trainer: Trainer, optimizer: Any) -> None:
     """Raise if the Trainer shards weights in a way in which no rate can be searched."""
-    if trainer.is_fsdp_enabled and getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 1:
-        raise ArgumentError(
-            "AutoLR needs FSDP2, but this Trainer uses FSDP1, which flattens weights before it shards them; give "
-            'fsdp_config={"fsdp_version": 2}'
-        )
+    version = getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) if trainer.is_fsdp_enabled else 2
+    cure = 'FSDP1 flattens weights before it shards them; give fsdp_config={"fsdp_version": 2}'
+    must_be("2", version == 2, cure, fsdp_version=version)
     if trainer.is_deepspeed_enabled and optimizer is not None:  # DeepSpeed makes it, and then asks for a scheduler
         raise ArgumentError(
-            'AutoLR looks at an optimizer of torch, but the DeepSpeed config of this Trainer has an "optimizer"; leave '
-            'that and the "scheduler" out of the config: the Trainer makes the optimizer by itself'
+            'AutoLR looks at an optimizer of torch, but the DeepSpeed config has an "optimizer"; leave that and the '
+            '"scheduler" out of the config: the Trainer makes the optimizer by itself'
         )
