@@ -20,9 +20,8 @@ from hdet.copies import copies_of, write_
 from hdet.ensemble.converge import converge, is_finite, refuse_diverged
 from hdet.ensemble.members import Member, distances_in_places, in_places, mean_over_ranks, odd_members, of_members
 from hdet.ensemble.peer_state import PeerState
-from hdet.ensemble.probe import ProbeBatch
 from hdet.ensemble.record import record_of
-from hdet.ensemble.signals import ProbeLoss, Signal
+from hdet.ensemble.signals import ProbeBatch, ProbeLoss, Signal
 from hdet.ensemble.steering import Decision, Ending, Outcome, Steering
 from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter

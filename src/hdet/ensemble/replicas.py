@@ -21,7 +21,7 @@ from hdet.ensemble.design import Rounds
 from hdet.ensemble.elastic_group import ElasticGroup, check_signal
 from hdet.ensemble.fixed_group import FixedGroup
 from hdet.ensemble.knob import rate_knobs
-from hdet.ensemble.signals import RoundMean, Signal, TrainLoss
+from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ResumeWarning
 from hdet.frameworks import warn_unless_by_steps
@@ -163,9 +163,10 @@ class Replicas(EqualByState):
         end = Ending(optimizer, (before, after), schedule)
         with arriving(self.steering.name_of(end)):
             ended, clock = time.perf_counter(), Clock()
-            parameters = self._replica_tensors.weights(optimizer).parameters if self._signal.is_probe else []
-            mean, k = self._mean.of(parameters), self.steering.rounds.index(before)
-            signal = self._signal.value(k, self.rank_group.group, parameters, mean)
+            signal = None
+            if isinstance(self._signal, ProbeLoss):
+                parameters, k = self._replica_tensors.weights(optimizer).parameters, self.steering.rounds.index(before)
+                signal = self._signal.value(k, self.rank_group.group, parameters, self._mean.of(parameters))
             clock.lap("probe")
             self._settle(self.group.end_round(end, self.losses, signal, clock), ended)
 
