@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hdet.copies import copies_of, write_
 from hdet.ensemble.converge import converge, is_finite, refuse_diverged
-from hdet.ensemble.members import Member, distances_in_places, in_places, mean_over_ranks, odd_members, of_members
-from hdet.ensemble.peer_state import PeerState
-from hdet.ensemble.record import record_of
+from hdet.ensemble.peers import Member, PeerState, mean_over_ranks, of_members
 from hdet.ensemble.signals import ProbeBatch, ProbeLoss, Signal
-from hdet.ensemble.steering import Decision, Ending, Outcome, Steering
+from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter
 from hdet.ranks.agreement import Occasion, RankReport, agree, in_text
@@ -35,14 +34,6 @@ from hdet.rollback.losses import Losses
 
 _log = logging.getLogger("hdet")
 _KEY = "hdet"
-
-
-class _Round(NamedTuple):
-    """What a meeting makes of a round. It counts once the meeting is committed."""
-
-    decision: Decision
-    divergence: list[float] | None
-    keeps_state: bool
 
 
 @dataclass(eq=False)
@@ -139,23 +130,25 @@ class ElasticGroup:
             clock.lap("quorum")
             weights = self.replica_tensors.weights(end.optimizer)
             copies = copies_of(weights.tensors) if place.size > 1 else []
-            failure, members, ended = None, list[Member](), None
+            failure, members, outcome = None, list[Member](), None
             try:
                 group = ManagedGroup(self.torchft.manager, place, weights.device)
-                members, ended = self._try(end, own, group, clock)
+                members, outcome = self._try(end, own, group, clock)
                 group.gather([1.0])  # after this all have the mean, so that no replica commits while another cannot
             except FailedTry as error:
                 failure = error
                 _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
             if self.torchft.commit(failure) and failure is None:
-                return self._take_place(members, place, ended, clock)
+                self.peer_state.remember([member.name for member in members])
+                self.place = place
+                return outcome
             if copies:
                 write_(weights.tensors, copies)
 
     def _try(
         self, end: Ending, own: RankReport, group: ManagedGroup, clock: Clock
-    ) -> tuple[list[Member], _Round | None]:
-        """The members, and what they make of the round; None if no replica has trained yet.
+    ) -> tuple[list[Member], Outcome | None]:
+        """The members, and what they make of the round, if a replica has trained; it counts once that is committed.
 
         Changes weights and, if they are averaged, optimizer state.
         """
@@ -168,7 +161,8 @@ class ElasticGroup:
         if not trained:
             self._agree_to_begin(group, before, weights, history)
             return members, None
-        odd = odd_members(members, trained)
+        usual = Counter(member.history for member in trained).most_common(1)[0][0]
+        odd = [member for member in members if member.history != usual]
         if odd:
             if mine in odd:
                 self.torchft.request_state()
@@ -183,16 +177,21 @@ class ElasticGroup:
             refuse_diverged(counted, what)
         refuse_diverged(of_members(roll, [i for i, member in enumerate(members) if member.has_trained]), what)
         clock.lap("gather")
-        dealt, place = in_places(counted, members, places), ReplicaIndex(mine.place if mine.has_trained else 0, places)
-        decision = self.steering.decide(end, dealt, place)
+        row = {member.place: i for i, member in enumerate(members) if member.has_trained}
+        rows = [row.get(place) for place in range(places)]
+        place = ReplicaIndex(mine.place if mine.has_trained else 0, places)
+        decision = self.steering.decide(end, of_members(counted, rows), place)
         clock.lap("controller")
         divergence = None
         if group.replica_index.size > 1:
             distances = converge(group, group, weights, counted, measure=counted.writer is not None)
-            divergence = None if distances is None else distances_in_places(distances, members, places)
+            divergence = None if distances is None else [0.0 if i is None else distances[i] for i in rows]
         clock.lap("converge")
         keeps_state = counted.live[group.rank] or not self.peer_state.has_trained or is_finite(end.optimizer)
-        return members, _Round(decision, divergence, keeps_state)
+        absent = [place for place, i in enumerate(rows) if i is None]
+        joined = [member.name for member in members if not member.has_trained]
+        told = {"names": list(self.peer_state.members), "absent": absent, "joined": joined}
+        return members, Outcome(decision, divergence, keeps_state, self.journal_writer.is_kept, told)
 
     def _agree_to_begin(self, group: ManagedGroup, t: int, weights: Weights, history: float) -> None:
         """No replica has trained: raise unless all have the same arguments and have loaded the same state."""
@@ -201,24 +200,6 @@ class ElasticGroup:
                 dist.broadcast(tensor, src=0)
         given = {**self.peer_state.arguments, "what was loaded": str(history)}
         agree(group, Occasion.FIRST_STEP, t, weights, RankReport(), expect_equal=False, arguments=given)
-
-    def _take_place(
-        self, members: Sequence[Member], place: ReplicaIndex, ended: _Round | None, clock: Clock
-    ) -> Outcome | None:
-        """The meeting counts: move the base values, and take the place that this replica has in the next round."""
-        names, outcome = list(self.peer_state.members), None
-        if ended is not None:
-            record = None
-            if self.journal_writer.is_kept:
-                here = {member.place for member in members if member.has_trained}
-                record = record_of(self.steering, ended.decision, ended.divergence, clock.seconds)
-                record |= {"names": names, "absent": [r for r in range(len(names)) if r not in here]}
-                record["joined"] = [member.name for member in members if not member.has_trained]
-            self.steering.bases = ended.decision.bases
-            outcome = Outcome(ended.decision.end, record, ended.keeps_state)
-        self.peer_state.remember([member.name for member in members])
-        self.place = place
-        return outcome
 
     # -- what has no quorum ---------------------------------------------------------------------------------------
 
@@ -260,13 +241,10 @@ def check_signal(signal: Signal) -> None:
 
 def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:
     """Raise unless several ranks can be one replica: they need a process group of their own, and equal moments."""
-    if ranks > 1 and not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
+    has_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks
+    if ranks > 1 and not (has_group and replica_tensors.with_state):
         raise ArgumentError(
-            f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process group "
-            "of them, over which their losses are averaged; call init_process_group in each replica"
-        )
-    if ranks > 1 and not replica_tensors.with_state:
-        raise ArgumentError(
-            f"ranks of one replica need the same moments, but torchft brings each of its {ranks} ranks those of "
-            'another peer; use optimizer_state="average"'
+            f"the manager says that a replica has {ranks} ranks: they need a process group, over which losses are "
+            "averaged, and averaged moments, since torchft brings each rank those of another peer; call "
+            'init_process_group in each replica, and use optimizer_state="average"'
         )

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from hdet.copies import put_back
 from hdet.ensemble.converge import converge, is_finite, refuse_diverged
-from hdet.ensemble.record import record_of
 from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter, connect_ranks
@@ -61,7 +60,13 @@ class FixedGroup:
             )
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
-        warn_without_ensemble(optimizer)
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+            warnings.warn(
+                "with ZeroRedundancyOptimizer one rank updates each parameter for all, so replicas stay equal and "
+                "there is no ensemble: each parameter trains at its owner's rate; use spread=0 or a plain optimizer",
+                UserWarning,
+                stacklevel=2,
+            )
         return self.replica_tensors.first_weights(optimizer, needs_model=True)
 
     def _connect_alike(self, group: ReplicaGroup, roll: Agreement) -> None:
@@ -79,7 +84,7 @@ class FixedGroup:
     # -- what the replicas do together ----------------------------------------------------------------------------
 
     def end_round(self, end: Ending, losses: Losses, signal: float | None, clock: Clock) -> Outcome:
-        """Gather, decide, average and move the base values. Collective.
+        """Gather, decide and average. Collective.
 
         Args:
             end: the round.
@@ -102,12 +107,9 @@ class FixedGroup:
         if place.size > 1:
             divergence = converge(group, self.alike or group, weights, roll, measure=roll.writer is not None)
         clock.lap("converge")
-        writes = roll.writer == group.rank
-        record = record_of(self.steering, decision, divergence, clock.seconds) if writes else None
-        self.steering.bases = decision.bases
         # If a replica was left out, none of its ranks has seen the moments of all of its shards.
         keeps_state = roll.live[place.replica] or (self.alike is None and is_finite(end.optimizer))
-        return Outcome(end, record, keeps_state)
+        return Outcome(decision, divergence, keeps_state, writes=roll.writer == group.rank, told={})
 
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
         """Average now, nothing else: the round goes on. Collective."""
@@ -149,14 +151,3 @@ class FixedGroup:
     def __getstate__(self) -> dict[str, Any]:
         """A process group cannot be copied: a copy makes that of its shards again."""
         return {**vars(self), "alike": None}
-
-
-def warn_without_ensemble(optimizer: Optimizer) -> None:
-    """Warn that torch's ZeroRedundancyOptimizer keeps replicas equal: one rank updates each parameter for all."""
-    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-        warnings.warn(
-            "with ZeroRedundancyOptimizer one rank updates each parameter for all, so replicas stay equal and there is "
-            "no ensemble: each parameter trains at its owner's rate; use spread=0 or a plain optimizer",
-            UserWarning,
-            stacklevel=2,
-        )

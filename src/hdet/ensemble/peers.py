@@ -1,16 +1,52 @@
-"""The state that a replica of torchft sends to one that comes, and what tells whether two replicas hold the same."""
+"""Peers: what replicas of torchft say of themselves at a meeting, and the state that one sends to one that comes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
 
 from hdet.copies import write_
 from hdet.ensemble.steering import Steering
 from hdet.journal.file import mapped
-from hdet.ranks.agreement import check_equal
+from hdet.ranks.agreement import Agreement, check_equal
 from hdet.ranks.weights import ReplicaTensors, fingerprint_of_words
+
+
+class Member(NamedTuple):
+    """What a replica first tells the others of its quorum."""
+
+    has_trained: bool
+    """Whether it has trained in the round. If not, it has just come, or has loaded a peer's state."""
+    place: int
+    """Its place in the round."""
+    has_loss: bool
+    """Whether it has observed losses."""
+    history: float
+    """A fingerprint of all meetings so far, of the step and of what was learned."""
+    name: str
+
+
+def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
+    """A replica's loss and signal: the mean over its ranks."""
+    if ranks == 1:
+        return loss, signal
+    rows: list[Any] = [None] * ranks
+    dist.all_gather_object(rows, (loss, signal))
+    losses, signals = zip(*rows, strict=True)
+    return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
+
+
+def of_members(roll: Agreement, rows: Sequence[int | None]) -> Agreement:
+    """An agreement of some of the members alone, by their rows; None stands for a replica that is gone: not live."""
+    return roll._replace(
+        losses=[math.nan if i is None else roll.losses[i] for i in rows],
+        signals=[math.nan if i is None else roll.signals[i] for i in rows],
+        finite=[i is not None and roll.finite[i] for i in rows],
+    )
 
 
 @dataclass(eq=False)
