@@ -406,11 +406,6 @@ def test_round_mean_is_the_mean_of_the_snapshots() -> None:
     assert found is not None
     for i, one in enumerate(found):
         torch.testing.assert_close(one, torch.stack([row[i] for row in rows]).mean(0))
-    mean.reset()
-    assert mean.of(weights) is None
-    write_(weights, rows[5])
-    mean.add(weights)
-    assert torch.equal(mean.of(weights)[0], rows[5][0])  # type: ignore[index]
 
 
 def test_a_weight_that_joins_the_round_stood_still_until_then() -> None:

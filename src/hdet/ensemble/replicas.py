@@ -187,7 +187,7 @@ class Replicas(EqualByState):
         self.steering.bases, end = outcome.decision.bases, outcome.decision.end
         if self._resets_state or not outcome.keeps_state:
             end.optimizer.state.clear()
-        self._mean.reset()
+        self._mean = RoundMean()
         self.losses.reset()
         if end.span[1] == self.total_steps:
             self.journal_writer.close()
@@ -231,7 +231,7 @@ class Replicas(EqualByState):
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from a state that :meth:`check` has accepted."""
         self.steering.load(state, total_steps)
-        self._mean.reset()
+        self._mean = RoundMean()
         self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:

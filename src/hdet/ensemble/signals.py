@@ -67,19 +67,13 @@ class ProbeLoss:
         must_be('"replica" or "round_mean"', fits, 'leave it out for "replica"', at=at)
         self.fn = fn
         self.at = at
+        self.kind = f"ProbeLoss at {at}"
+        """The signal in words, which must be equal on all ranks."""
+        self.wants_mean = at == "round_mean"
+        """Whether the mean of the round's weights is needed."""
 
     def __repr__(self) -> str:
         return f"ProbeLoss({self.fn!r}, at={self.at!r})"
-
-    @property
-    def kind(self) -> str:
-        """The signal in words, which must be equal on all ranks."""
-        return f"ProbeLoss at {self.at}"
-
-    @property
-    def wants_mean(self) -> bool:
-        """Whether the mean of the round's weights is needed."""
-        return self.at == "round_mean"
 
     def value(self, k: int, group: ReplicaGroup, parameters: Sequence[Tensor], mean: Sequence[Tensor] | None) -> float:
         """The loss of round ``k``, at the replica's own weights or at their ``mean`` over the round. Collective."""
@@ -97,7 +91,7 @@ Signal = TrainLoss | ProbeLoss
 
 
 class RoundMean:
-    """The mean of parameters at evenly spaced steps, at most 32 in a round. One fp32 copy of the parameters."""
+    """The mean of parameters at evenly spaced steps of one round, at most 32. One fp32 copy of the parameters."""
 
     def __init__(self) -> None:
         self._means: dict[Tensor, Tensor] = {}
@@ -120,10 +114,6 @@ class RoundMean:
         self._count += 1
         for p, mean in self._means.items():
             mean.lerp_(local(p).detach().to(mean.dtype), 1.0 / self._count)
-
-    def reset(self) -> None:
-        """Forget all snapshots: a new round begins."""
-        self._means, self._count = {}, 0
 
     def of(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
         """The mean of each parameter so far; None before the first snapshot."""
@@ -218,14 +208,14 @@ class ProbeBatch:
 
     def __call__(self) -> Tensor:
         """The loss at the model's weights of this moment."""
-        inner, cast = unwrapped(self.model), nullcontext()
-        batch, device = self._batch, _device_of(inner)
+        inner, batch = unwrapped(self.model), self._batch
+        device, cast = _device_of(inner), None
         if self.autocast != "inherit":
             cast = torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
         with rng_put_back(device):
             if self._round is None:  # called by hand: a batch of this process alone, which no round will use
                 batch = _moved(self._draw(0), device)
-            with torch.no_grad(), resharded(inner), probing(inner, self.mode), cast:
+            with torch.no_grad(), resharded(inner), probing(inner, self.mode), cast or nullcontext():
                 _seed(self._round or 0, device)  # torch's random numbers are the same for all replicas
                 return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
 
