@@ -136,12 +136,9 @@ class KnobSpec:
         fits = is_finite(self.spread) and 0 <= self.spread <= (1 if relative else math.inf)
         cure = 'it is how far the outermost replicas are from the base, in the knob\'s scale; scale="log" takes any'
         must_be(f"{rule}, for knob {shown(self.name)}", fits, cure, spread=self.spread)
-        low, high = self.bounds
-        if not low < high or not self.scale.fits(self.spread, self.bounds):
-            raise ArgumentError(
-                f"bounds of knob {self.name!r} must leave room for the spread on both sides, but got "
-                f"bounds={self.bounds} and spread={self.spread}; widen the bounds or lower the spread"
-            )
+        fits = self.bounds[0] < self.bounds[1] and self.scale.fits(self.spread, self.bounds)
+        rule = f"such that knob {self.name!r} has room for the spread, {self.spread}, on both sides"
+        must_be(rule, fits, "widen the bounds or lower the spread", bounds=self.bounds)
 
     def start(self, value: float) -> float:
         """What counts as learned before the first round, given the value that the user has set."""

@@ -242,16 +242,11 @@ def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
     cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
     must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
     names = [knob.spec.name for knob in knobs]
-    if not knobs or len(set(names)) < len(names):
-        raise ArgumentError(
-            f"knobs must be at least one, each with a name of its own, but got {shown(names)}; "
-            "give each its own name, or None for the learning rates"
-        )
+    fits, cure = names and len(set(names)) == len(names), "give each its own name, or None for the learning rates"
+    must_be("at least one, each with a name of its own", fits, cure, knobs=names)
     cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
-    if cycled and getattr(schedule, "cycle_momentum", False):
-        raise ArgumentError(
-            f"the knobs {cycled} are written by the schedule at every step; give the schedule cycle_momentum=False"
-        )
+    fits = not (cycled and getattr(schedule, "cycle_momentum", False))
+    must_be("none that the schedule writes at every step", fits, "give it cycle_momentum=False", knobs=cycled)
     regularisers = [knob.spec.name for knob in knobs if knob.regularises]
     if regularisers and isinstance(signal, TrainLoss):
         raise ArgumentError(
@@ -353,11 +348,9 @@ def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn
         found = [m for m in model.modules() if isinstance(m, which)]
     else:
         found = items_of(which) or []
-    if not found or not all(isinstance(m, nn.Module) for m in found):
-        raise ArgumentError(
-            f"which must be a module type, a pattern of names or modules, but no module of the model matches "
-            f"{shown(which)}; its modules are {sorted({type(m).__name__ for m in model.modules()})}"
-        )
+    fits = found and all(isinstance(m, nn.Module) for m in found)
+    cure = f"no module matches; the model has {sorted({type(m).__name__ for m in model.modules()})}"
+    must_be("a module type, a pattern of names, or modules of the model", fits, cure, which=which)
     return found
 
 

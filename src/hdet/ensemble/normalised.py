@@ -127,9 +127,7 @@ class Normalised:
     def __post_init__(self) -> None:
         steps = (self.shortest, self.step, self.longest)
         fits = all(map(is_finite, steps)) and 0 < self.shortest <= self.step <= self.longest
-        must_be(
-            "such that 0 < shortest <= step <= longest", fits, "they are lengths in units of the spread", step=steps
-        )
+        must_be("such that 0 < shortest <= step <= longest", fits, "they are lengths in spreads", step=steps)
         fits = is_finite(self.caution) and self.caution >= 0
         must_be("a finite number, at least 0", fits, "slopes with a smaller |t| move nothing", caution=self.caution)
         fits = is_finite(self.ridge) and self.ridge > 0

@@ -162,6 +162,11 @@ class Steering:
         places = self.standing(t, replica_index).places[replica_index.replica]
         return [spec.value(base, x) for spec, base, x in zip(self.specs, self.bases.learned, places, strict=True)]
 
+    def _base_values(self, bases: Bases, schedule: Sequence[float], t: int) -> list[float]:
+        """The base values of all knobs at step ``t``, with a schedule or without."""
+        rows = zip(self.specs, bases.scheduled(schedule, self.settings, t), bases.learned, strict=True)
+        return [float(value) if spec.scheduled else m for spec, value, m in rows]
+
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Add knobs: the rates of parameter groups that were added to the optimizer."""
         self.columns += range(len(self.specs), len(self.specs) + len(more))
@@ -187,7 +192,7 @@ class Steering:
             return Decision(end, roll, place, self.bases, None)
         spreads, rates = [spec.spread for spec in self.specs], list[float]()
         if printed:  # its offsets are in units of the rate that the step just made had
-            rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
+            rates = self._base_values(self.bases, end.schedule(before), before)
             spreads = list(map(mul, spreads, rates))
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
         places = self.standing(before, place).places
@@ -230,9 +235,8 @@ class Steering:
         ``seconds``: how long each phase of the round's end took.
         """
         end, roll, place, bases, update = outcome.decision
-        (before, after), specs, settings = end.span, self.specs, self.settings
-        base = self.bases.all_values(end.schedule(before), specs, settings, before)
-        places = self.standing(before, place).places
+        (before, after), specs = end.span, self.specs
+        base, places = self._base_values(self.bases, end.schedule(before), before), self.standing(before, place).places
         weights = iter(() if update is None else update.weights)  # none for replicas that are left out
         rows = zip(roll.losses, roll.signals, places, outcome.divergence or [0.0] * len(places), strict=True)
         return {
@@ -256,7 +260,7 @@ class Steering:
             "error": getattr(bases.controller, "error", None),
             "learned": bases.learned,
             "base_before": base,
-            "base": bases.all_values(end.schedule(after), specs, settings, after),
+            "base": self._base_values(bases, end.schedule(after), after),
             "seconds": seconds,
             **outcome.told,
         }
