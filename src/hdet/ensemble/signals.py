@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
@@ -141,6 +142,7 @@ def _one_number(loss: Any, name: str, function: object) -> Tensor:
     raise ArgumentError(f"{name} must return one real number, but {shown(function)} returned {shown(loss)}; {cure}")
 
 
+@dataclass(eq=False, repr=False)
 class ProbeBatch:
     """A function without arguments that gives the loss of the current model on this round's common probe batch.
 
@@ -161,17 +163,20 @@ class ProbeBatch:
             loss is evaluated in it, as in training whose forward pass is inside autocast; None: off.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        loader: Iterable[Any] | Callable[[int], Any],
-        mode: Literal["probe", "eval"] = "probe",
-        autocast: torch.dtype | Literal["inherit"] | None = "inherit",
-    ) -> None:
-        check_model(model, needed=True)
+    model: nn.Module
+    loss_fn: LossFn
+    loader: Iterable[Any] | Callable[[int], Any]
+    mode: Literal["probe", "eval"] = "probe"
+    autocast: torch.dtype | Literal["inherit"] | None = "inherit"
+    _batches: Iterator[Any] | None = field(default=None, init=False)
+    _batch: Any = field(default=None, init=False)
+    _round: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check_model(self.model, needed=True)
         example = "for instance lambda model, batch: criterion(model(batch[0]), batch[1])"
-        must_be("a function of model and batch", takes(loss_fn, None, None), example, loss_fn=loss_fn)
+        must_be("a function of model and batch", takes(self.loss_fn, None, None), example, loss_fn=self.loss_fn)
+        loader, mode, autocast = self.loader, self.mode, self.autocast
         fits = takes(loader, 0) or (isinstance(loader, Iterable) and getattr(loader, "ndim", None) != 0)
         fits = fits and not isinstance(loader, (str, bytes, type, nn.Module))
         must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
@@ -179,14 +184,6 @@ class ProbeBatch:
         fits = isinstance(autocast, torch.dtype) or is_one_of(autocast, ("inherit", None))
         cure = "leave it out if loss_fn casts by itself"
         must_be('"inherit", a type such as torch.bfloat16 or None', fits, cure, autocast=autocast)
-        self.model = model
-        self.loss_fn = loss_fn
-        self.loader = loader
-        self.mode = mode
-        self.autocast = autocast
-        self._batches: Iterator[Any] | None = None
-        self._batch: Any = None
-        self._round: int | None = None
 
     def prepare(self, k: int, group: ReplicaGroup) -> None:
         """Draw and share the batch of round ``k``. Collective."""
