@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from hdet.checks import must_be
 from hdet.copies import copies_of, write_
 from hdet.ensemble.fixed_group import converge, is_finite, refuse_diverged
 from hdet.ensemble.signals import ProbeBatch, ProbeLoss, Signal
@@ -317,12 +318,10 @@ class ElasticGroup:
 
 def check_signal(signal: Signal) -> None:
     """Raise for a probe whose batches come from one rank: replicas that come and go find them by themselves."""
-    probe = signal.fn if isinstance(signal, ProbeLoss) else None
-    if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
-        raise ArgumentError(
-            "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
-            "give it a list of batches or batch_fn(round)"
-        )
+    if isinstance(signal, ProbeLoss) and isinstance(signal.fn, ProbeBatch):
+        loader, cure = signal.fn.loader, "replicas that come and go must find the batch of a round by themselves"
+        fits = isinstance(loader, (list, tuple)) or callable(loader)
+        must_be("a list of batches or batch_fn(round) with torchft", fits, cure, loader=loader)
 
 
 def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:

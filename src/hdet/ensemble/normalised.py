@@ -169,13 +169,11 @@ class Normalised:
 
     def _covariance(self, state: NormalisedState) -> list[list[float]] | None:
         """The inverse of A + kappa I; None if A is zero."""
-        knobs = len(state.moment)
-        kappa = self.ridge * math.fsum(state.gram[g * knobs + g] for g in range(knobs)) / knobs
+        gram, knobs = state.gram, len(state.moment)
+        kappa = self.ridge * math.fsum(gram[g * knobs + g] for g in range(knobs)) / knobs
         if kappa == 0.0:
             return None
-        return inverse(
-            [[state.gram[g * knobs + h] + (kappa if g == h else 0.0) for h in range(knobs)] for g in range(knobs)]
-        )
+        return inverse([[gram[g * knobs + h] + (kappa if g == h else 0.0) for h in range(knobs)] for g in range(knobs)])
 
     def _errors(self, state: NormalisedState, covariance: list[list[float]], slopes: list[float]) -> list[float]:
         """Standard errors of the slopes.

@@ -195,8 +195,8 @@ class Steering:
             rates = self._base_values(self.bases, end.schedule(before), before)
             spreads = list(map(mul, spreads, rates))
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
-        places = self.standing(before, place).places
-        update = self._consult(controller, roll, places, spreads, sign) if sign else None
+        offsets = [list(map(mul, spreads, row)) for row in self.standing(before, place).places]
+        update = self._consult(controller, roll, offsets, sign) if sign else None
         return Decision(end, roll, place, self._moved(controller, end, update, rates), update)
 
     def _moved(self, controller: Controller, end: Ending, update: Update | None, rates: Sequence[float]) -> Bases:
@@ -212,19 +212,16 @@ class Steering:
         left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
         return bases.as_printed(moves, rates, [controller.gamma(_ratio(group), left) for group in groups])
 
-    def _consult(
-        self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
-    ) -> Update | None:
+    def _consult(self, rule: Controller, roll: Agreement, offsets: list[list[float]], sign: float) -> Update | None:
         """Ask the controller, with signals of which lower is better. None unless two signals can be compared."""
-        live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
-        signals = comparable([signal for signal, _ in live])
+        live = [r for r, lives in enumerate(roll.live) if lives]
+        signals = comparable([sign * roll.signals[r] for r in live])
         if signals is None:
             return None
-        offsets = [list(map(mul, spreads, row)) for _, row in live]
-        update = controller.update(self.bases.controller, signals, offsets)
+        update = rule.update(self.bases.controller, signals, [offsets[r] for r in live])
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
-                f"a controller must return one finite move per knob, here {len(self.specs)}, but {shown(controller)} "
+                f"a controller must return one finite move per knob, here {len(self.specs)}, but {shown(rule)} "
                 f"returned {update.moves} for the signals {signals}; correct its update()"
             )
         return update
