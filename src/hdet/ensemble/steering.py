@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -281,21 +282,15 @@ class Steering:
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
         with reading(STATE_WORDS):
-            self._read(state, None)
+            copy.copy(self).load(state, None)
 
     def load(self, state: Mapping[str, Any], total_steps: int | None) -> None:
         """Go on from a state that :meth:`check` has accepted."""
-        self.settings, self.controller, self.bases, self.specs = self._read(state, total_steps)
-        self.known = None
-
-    def _read(
-        self, state: Mapping[str, Any], total_steps: int | None
-    ) -> tuple[Settings, Controller | None, Bases, list[KnobSpec]]:
         rows = zip(self.specs, state["spreads"], strict=True)
-        specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in rows]
-        controller, memory = controller_from(state, self.controller, len(specs))
-        bases = Bases(list(state["learned"]), list(state["starts"]), list(state["bases"]), memory)
-        return Settings.from_state(state, total_steps), controller, bases, specs
+        self.specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in rows]
+        self.controller, memory = controller_from(state, self.controller, len(self.specs))
+        self.bases = Bases(list(state["learned"]), list(state["starts"]), list(state["bases"]), memory)
+        self.settings, self.known = Settings.from_state(state, total_steps), None
 
     def adopt(self, total_steps: int) -> None:
         """Give the run another length."""
