@@ -35,7 +35,6 @@ from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
 from hdet.rollback.losses import Losses
 
 _log = logging.getLogger("hdet")
-_KEY = "hdet"
 
 
 class Member(NamedTuple):
@@ -184,7 +183,7 @@ class ElasticGroup:
             self.journal_writer.give_up()
         self.peer_state.scheduler = scheduler
         try:
-            self.torchft.manager.register_state_dict_fn(_KEY, self.peer_state.load, self.peer_state.sent)
+            self.torchft.manager.register_state_dict_fn("hdet", self.peer_state.load, self.peer_state.sent)
         except AssertionError:
             raise ArgumentError(
                 "the manager serves another scheduler already, whose state it sends to those who come; make one "

@@ -44,7 +44,7 @@ class Scale(NamedTuple):
             return base + d
         if self.name == "log":
             return base * math.exp(min(max(d, -700.0), 700.0))
-        return _sigmoid(_logit(base) + d)
+        return _sigmoid(math.log(base) - math.log1p(-base) + d)
 
     def check_base(self, base: float, knob: str) -> None:
         """Raise for a base value that this coordinate cannot hold."""
@@ -98,10 +98,6 @@ def scale_named(name: str) -> Scale:
     """The scale with that name."""
     must_be(f"one of {SCALES}", is_one_of(name, SCALES), "learning rates use 'relative'", scale=name)
     return Scale(name)
-
-
-def _logit(p: float) -> float:
-    return math.log(p) - math.log1p(-p)
 
 
 def _sigmoid(u: float) -> float:

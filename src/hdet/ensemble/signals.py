@@ -304,13 +304,11 @@ def _moved(batch: Any, device: torch.device) -> Any:
         moved = copy.copy(batch)
         moved.update({key: _moved(value, device) for key, value in batch.items()})
         return moved
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(_moved(value, device) for value in batch)
+        values = [_moved(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return first.device if first is not None else torch.device("cpu")
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -268,14 +268,14 @@ class Steering:
     def state(self) -> dict[str, Any]:
         """The state, as plain numbers, lists and strings."""
         controller, memory = self.controller, self.bases.controller
-        is_ours = isinstance(controller, (Corrected, AsPrinted, Normalised))
+        arguments = dataclasses.asdict(controller) if isinstance(controller, (Corrected, AsPrinted, Normalised)) else {}
         return {
             **self.settings.state(),
             "learned": list(self.bases.learned),
             "starts": list(self.bases.starts),
             "bases": list(self.bases.decayed),
             "controller": type(controller).__name__ if controller is not None else None,
-            "controller_arguments": in_pairs(dataclasses.asdict(controller) if is_ours else {}),
+            "controller_arguments": in_pairs(arguments),
             "controller_state": in_pairs(memory._asdict() if memory is not None else {}),
         }
 
