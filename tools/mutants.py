@@ -38,16 +38,12 @@ ROOT = Path(__file__).resolve().parents[1]
 COVERED = {
     # ensemble: replicas that explore
     "ensemble/bases": "ensemble: scales rounds as_printed golden controllers ensemble parity",
-    "ensemble/converge": "ensemble: golden ensemble replicas",
     "ensemble/design": "ensemble: scales spread rounds golden controllers parity replicas",
     "ensemble/elastic_group": "elastic: meetings",
     "ensemble/fixed_group": "ensemble: golden journal_of_a_run parity ensemble replicas",
     "ensemble/knob": "ensemble: scales spread knobs rounds normalised",
     "ensemble/knobs": "ensemble: knobs ensemble; schedulers: added_groups",
-    "ensemble/members": "elastic: meetings",
-    "ensemble/peer_state": "elastic: meetings",
     "ensemble/normalised": "ensemble: scales normalised controllers",
-    "ensemble/probe": "ensemble: probes",
     "ensemble/controller": "ensemble: golden controllers as_printed parity",
     "ensemble/replicas": "ensemble: rounds golden journal_of_a_run parity ensemble replicas",
     "ensemble/signals": "ensemble: golden probes",

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from hdet.checkpoint.saving import exists, load, save
     from hdet.ensemble import knobs
     from hdet.ensemble.knobs import Knob
-    from hdet.ensemble.probe import ProbeBatch
-    from hdet.ensemble.signals import ProbeLoss, TrainLoss
+    from hdet.ensemble.signals import ProbeBatch, ProbeLoss, TrainLoss
     from hdet.ensemble.warm_start import perturb_
     from hdet.ranks.arms import arms
     from hdet.ranks.torchft import torchft
@@ -89,7 +88,7 @@ _NEED_TORCH = {
     "Guard": "hdet.rollback.guard",
     "Knob": "hdet.ensemble.knobs",
     "OneCycleLR": "hdet.schedulers.onecycle",
-    "ProbeBatch": "hdet.ensemble.probe",
+    "ProbeBatch": "hdet.ensemble.signals",
     "ProbeLoss": "hdet.ensemble.signals",
     "TrainLoss": "hdet.ensemble.signals",
     "arms": "hdet.ranks.arms",

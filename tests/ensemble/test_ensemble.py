@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 
 import hdet
-from hdet.ensemble.converge import converge
+from hdet.ensemble.fixed_group import converge
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import Solo
 from hdet.ranks.weights import NO_WEIGHTS

@@ -21,8 +21,7 @@ import hdet
 from hdet.copies import put_back as kept
 from hdet.copies import write_
 from hdet.ensemble.controller import Update
-from hdet.ensemble.probe import probed_loss, unwrapped
-from hdet.ensemble.signals import RoundMean
+from hdet.ensemble.signals import RoundMean, probed_loss, unwrapped
 from hdet.ranks.group import Solo, connect
 from tests.models import batch
 from tests.processes import error_of, run_ranks
@@ -391,8 +390,8 @@ def _inside_ddp(rank: int) -> tuple[str, float]:
 
 def test_a_probe_gives_a_number_without_a_graph() -> None:
     weight = nn.Parameter(torch.ones(()))
-    assert not probed_loss(lambda: 2 * weight).requires_grad
-    assert probed_loss(lambda: 2.5).item() == 2.5
+    assert probed_loss(lambda: 2 * weight) == 2.0
+    assert probed_loss(lambda: 2.5) == 2.5
 
 
 def test_round_mean_is_the_mean_of_the_snapshots() -> None:
@@ -407,11 +406,6 @@ def test_round_mean_is_the_mean_of_the_snapshots() -> None:
     assert found is not None
     for i, one in enumerate(found):
         torch.testing.assert_close(one, torch.stack([row[i] for row in rows]).mean(0))
-    mean.reset()
-    assert mean.of(weights) is None
-    write_(weights, rows[5])
-    mean.add(weights)
-    assert torch.equal(mean.of(weights)[0], rows[5][0])  # type: ignore[index]
 
 
 def test_a_weight_that_joins_the_round_stood_still_until_then() -> None:

@@ -92,13 +92,6 @@ class Bases(NamedTuple):
             return [as_type_of(value, base) if start else value for value, start, base in rows]
         return [value if m == 1.0 else value * m for value, m in zip(schedule, self.learned, strict=True)]
 
-    def all_values(
-        self, schedule: Sequence[float], specs: Sequence[KnobSpec], settings: Settings, t: int
-    ) -> list[float]:
-        """The base values of all knobs, with a schedule or without."""
-        rows = zip(specs, self.scheduled(schedule, settings, t), self.learned, strict=True)
-        return [float(value) if spec.scheduled else m for spec, value, m in rows]
-
     def moved(self, update: Update, specs: Sequence[KnobSpec]) -> Bases:
         """The base values after a round in which the controller moved what was learned."""
         rows = zip(specs, self.learned, update.moves, strict=True)

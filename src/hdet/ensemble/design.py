@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Protocol
 
 
 def default_length(total_steps: int) -> int:
@@ -132,13 +131,6 @@ def assign(rho: Sequence[float], seed: int, k: int, knobs: int) -> list[list[flo
     return [[column[r] for column in columns] for r in range(len(rho))]
 
 
-class Design(Protocol):
-    """A function of (seed, round): equal on all replicas, without state."""
-
-    def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
-        """x[r][g] for ``n`` replicas and ``knobs`` knobs in round ``k``."""
-
-
 class Permuted:
     """The paper's design: an independent permutation per knob, rank order in round 0.
 
@@ -168,6 +160,10 @@ class Balanced:
             candidates = [[x[i] for i in permutation(seed, k + 1, knob + number * knobs, n)] for number in range(tries)]
             columns.append(min(candidates, key=lambda column: _overlap(column, columns)))
         return [[column[r] for column in columns] for r in range(n)]
+
+
+Design = Permuted | Balanced
+"""``places(...)[r][g]``: x of each replica and knob in round ``k``; without state, equal on all replicas."""
 
 
 def _overlap(column: list[float], others: list[list[float]]) -> float:

@@ -7,42 +7,119 @@ whose weights are not finite. The members of the meeting get the places of the n
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from hdet.checks import must_be
 from hdet.copies import copies_of, write_
-from hdet.ensemble.converge import converge, is_finite, refuse_diverged
-from hdet.ensemble.members import Member, distances_in_places, in_places, mean_over_ranks, odd_members, of_members
-from hdet.ensemble.peer_state import PeerState
-from hdet.ensemble.probe import ProbeBatch
-from hdet.ensemble.record import record_of
-from hdet.ensemble.signals import ProbeLoss, Signal
-from hdet.ensemble.steering import Decision, Ending, Outcome, Steering
+from hdet.ensemble.fixed_group import converge, is_finite, refuse_diverged
+from hdet.ensemble.signals import ProbeBatch, ProbeLoss, Signal
+from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.journal.file import mapped
 from hdet.journal.writer import Clock, JournalWriter
-from hdet.ranks.agreement import Occasion, RankReport, agree, in_text
+from hdet.ranks.agreement import Agreement, Occasion, RankReport, agree, check_equal, in_text
 from hdet.ranks.group import ManagedGroup, ReplicaIndex, Solo
 from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import FailedTry, Torchft
-from hdet.ranks.weights import ReplicaTensors, Weights
+from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
 from hdet.rollback.losses import Losses
 
 _log = logging.getLogger("hdet")
-_KEY = "hdet"
 
 
-class _Round(NamedTuple):
-    """What a meeting makes of a round. It counts once the meeting is committed."""
+class Member(NamedTuple):
+    """What a replica first tells the others of its quorum."""
 
-    decision: Decision
-    divergence: list[float] | None
-    keeps_state: bool
+    has_trained: bool
+    """Whether it has trained in the round. If not, it has just come, or has loaded a peer's state."""
+    place: int
+    """Its place in the round."""
+    has_loss: bool
+    """Whether it has observed losses."""
+    history: float
+    """A fingerprint of all meetings so far, of the step and of what was learned."""
+    name: str
+
+
+@dataclass(eq=False)
+class PeerState:
+    """All that replicas which come and go have in common, seen from one of them.
+
+    Args:
+        steering: the values, and what moves them.
+        replica_tensors: which tensors make up the replica.
+        arguments: must be equal on all replicas, as texts.
+        name: this replica's, for messages.
+    """
+
+    steering: Steering
+    replica_tensors: ReplicaTensors
+    arguments: Mapping[str, str]
+    name: str
+    scheduler: Any = field(default=None, init=False)
+    """Its state goes to a replica that comes, and a peer's state is loaded into it."""
+    history: float = field(default=0.0, init=False)
+    """A fingerprint of all meetings so far."""
+    members: Sequence[str] = field(default=(), init=False)
+    """The names of the replicas that were in the last meeting, in the order of their places."""
+    healed_at: int | None = field(default=None, init=False)
+    """The step of the peer whose state was loaded in this quorum."""
+    has_trained: bool = field(default=False, init=False)
+    """Whether this replica has trained in the round."""
+
+    def fingerprint(self, *words: str) -> float:
+        """A number for all meetings so far, for what was learned (to nine digits, since machines may round apart), and
+        for some words."""
+        learned = {"spreads": [spec.spread for spec in self.steering.specs], **self.steering.state()}
+        rounded = mapped(learned, lambda value: f"{value:.9g}" if isinstance(value, float) else value)
+        return fingerprint_of_words([repr(self.history), repr(self.members), repr(rounded), *words])
+
+    def remember(self, members: Sequence[str]) -> None:
+        """A meeting counts: these replicas were in it."""
+        self.history, self.members = self.fingerprint(*members), list(members)
+        self.has_trained = True
+
+    def sent(self) -> dict[str, Any]:
+        """What a newcomer needs. The tensors themselves: no replica changes them before the newcomer has them."""
+        optimizer, model = self.scheduler.optimizer, self.replica_tensors.model
+        weights = self.replica_tensors.weights(optimizer)
+        return {
+            "arguments": dict(self.arguments),
+            "meetings": (self.history, self.members),
+            "weights": None if model is not None else [t.detach() for t in (*weights.parameters, *weights.still)],
+            "model": model.state_dict() if model is not None else None,
+            "optimizer": optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take the state that a peer had when it came to the meeting. Raises before anything is changed."""
+        cure = f"Rank 1 is this replica, {self.name!r}: give it the arguments of the others."
+        check_equal([state["arguments"], self.arguments], cure)
+        model, optimizer = self.replica_tensors.model, self.scheduler.optimizer
+        if model is not None:
+            model.load_state_dict(state["model"])
+        else:
+            weights = self.replica_tensors.weights(optimizer)
+            own = [*weights.parameters, *weights.still]
+            write_(own, [value.to(tensor) for tensor, value in zip(own, state["weights"], strict=True)])
+        optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.history, self.members = state["meetings"]
+        self.healed_at, self.has_trained = self.scheduler.last_epoch, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has a scheduler of its own, with which it has not joined."""
+        return {**vars(self), "scheduler": None, "has_trained": False}
 
 
 @dataclass(eq=False)
@@ -105,7 +182,7 @@ class ElasticGroup:
             self.journal_writer.give_up()
         self.peer_state.scheduler = scheduler
         try:
-            self.torchft.manager.register_state_dict_fn(_KEY, self.peer_state.load, self.peer_state.sent)
+            self.torchft.manager.register_state_dict_fn("hdet", self.peer_state.load, self.peer_state.sent)
         except AssertionError:
             raise ArgumentError(
                 "the manager serves another scheduler already, whose state it sends to those who come; make one "
@@ -139,23 +216,25 @@ class ElasticGroup:
             clock.lap("quorum")
             weights = self.replica_tensors.weights(end.optimizer)
             copies = copies_of(weights.tensors) if place.size > 1 else []
-            failure, members, ended = None, list[Member](), None
+            failure, members, outcome = None, list[Member](), None
             try:
                 group = ManagedGroup(self.torchft.manager, place, weights.device)
-                members, ended = self._try(end, own, group, clock)
+                members, outcome = self._try(end, own, group, clock)
                 group.gather([1.0])  # after this all have the mean, so that no replica commits while another cannot
             except FailedTry as error:
                 failure = error
                 _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
             if self.torchft.commit(failure) and failure is None:
-                return self._take_place(members, place, ended, clock)
+                self.peer_state.remember([member.name for member in members])
+                self.place = place
+                return outcome
             if copies:
                 write_(weights.tensors, copies)
 
     def _try(
         self, end: Ending, own: RankReport, group: ManagedGroup, clock: Clock
-    ) -> tuple[list[Member], _Round | None]:
-        """The members, and what they make of the round; None if no replica has trained yet.
+    ) -> tuple[list[Member], Outcome | None]:
+        """The members, and what they make of the round, if a replica has trained; it counts once that is committed.
 
         Changes weights and, if they are averaged, optimizer state.
         """
@@ -168,7 +247,8 @@ class ElasticGroup:
         if not trained:
             self._agree_to_begin(group, before, weights, history)
             return members, None
-        odd = odd_members(members, trained)
+        usual = Counter(member.history for member in trained).most_common(1)[0][0]
+        odd = [member for member in members if member.history != usual]
         if odd:
             if mine in odd:
                 self.torchft.request_state()
@@ -183,16 +263,21 @@ class ElasticGroup:
             refuse_diverged(counted, what)
         refuse_diverged(of_members(roll, [i for i, member in enumerate(members) if member.has_trained]), what)
         clock.lap("gather")
-        dealt, place = in_places(counted, members, places), ReplicaIndex(mine.place if mine.has_trained else 0, places)
-        decision = self.steering.decide(end, dealt, place)
+        row = {member.place: i for i, member in enumerate(members) if member.has_trained}
+        rows = [row.get(place) for place in range(places)]
+        place = ReplicaIndex(mine.place if mine.has_trained else 0, places)
+        decision = self.steering.decide(end, of_members(counted, rows), place)
         clock.lap("controller")
         divergence = None
         if group.replica_index.size > 1:
             distances = converge(group, group, weights, counted, measure=counted.writer is not None)
-            divergence = None if distances is None else distances_in_places(distances, members, places)
+            divergence = None if distances is None else [0.0 if i is None else distances[i] for i in rows]
         clock.lap("converge")
         keeps_state = counted.live[group.rank] or not self.peer_state.has_trained or is_finite(end.optimizer)
-        return members, _Round(decision, divergence, keeps_state)
+        absent = [place for place, i in enumerate(rows) if i is None]
+        joined = [member.name for member in members if not member.has_trained]
+        told = {"names": list(self.peer_state.members), "absent": absent, "joined": joined}
+        return members, Outcome(decision, divergence, keeps_state, self.journal_writer.is_kept, told)
 
     def _agree_to_begin(self, group: ManagedGroup, t: int, weights: Weights, history: float) -> None:
         """No replica has trained: raise unless all have the same arguments and have loaded the same state."""
@@ -202,24 +287,6 @@ class ElasticGroup:
         given = {**self.peer_state.arguments, "what was loaded": str(history)}
         agree(group, Occasion.FIRST_STEP, t, weights, RankReport(), expect_equal=False, arguments=given)
 
-    def _take_place(
-        self, members: Sequence[Member], place: ReplicaIndex, ended: _Round | None, clock: Clock
-    ) -> Outcome | None:
-        """The meeting counts: move the base values, and take the place that this replica has in the next round."""
-        names, outcome = list(self.peer_state.members), None
-        if ended is not None:
-            record = None
-            if self.journal_writer.is_kept:
-                here = {member.place for member in members if member.has_trained}
-                record = record_of(self.steering, ended.decision, ended.divergence, clock.seconds)
-                record |= {"names": names, "absent": [r for r in range(len(names)) if r not in here]}
-                record["joined"] = [member.name for member in members if not member.has_trained]
-            self.steering.bases = ended.decision.bases
-            outcome = Outcome(ended.decision.end, record, ended.keeps_state)
-        self.peer_state.remember([member.name for member in members])
-        self.place = place
-        return outcome
-
     # -- what has no quorum ---------------------------------------------------------------------------------------
 
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
@@ -227,11 +294,10 @@ class ElasticGroup:
         if self.steering.rounds.is_inside(t):
             self._refuse(f"{occasion.name.lower()}()", t)
 
-    @contextmanager
-    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+    def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
         """Do nothing right after a round, as :meth:`converge`."""
         self.converge(optimizer, t, Occasion.CONSENSUS)
-        yield
+        return nullcontext()
 
     def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
         """Refuse: metrics may come at any step, and must be equal on all replicas."""
@@ -250,23 +316,37 @@ class ElasticGroup:
 
 def check_signal(signal: Signal) -> None:
     """Raise for a probe whose batches come from one rank: replicas that come and go find them by themselves."""
-    probe = signal.fn if isinstance(signal, ProbeLoss) else None
-    if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
-        raise ArgumentError(
-            "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
-            "give it a list of batches or batch_fn(round)"
-        )
+    if isinstance(signal, ProbeLoss) and isinstance(signal.fn, ProbeBatch):
+        loader, cure = signal.fn.loader, "replicas that come and go must find the batch of a round by themselves"
+        fits = isinstance(loader, (list, tuple)) or callable(loader)
+        must_be("a list of batches or batch_fn(round) with torchft", fits, cure, loader=loader)
 
 
 def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:
     """Raise unless several ranks can be one replica: they need a process group of their own, and equal moments."""
-    if ranks > 1 and not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
+    has_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks
+    if ranks > 1 and not (has_group and replica_tensors.with_state):
         raise ArgumentError(
-            f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process group "
-            "of them, over which their losses are averaged; call init_process_group in each replica"
+            f"the manager says that a replica has {ranks} ranks: they need a process group, over which losses are "
+            "averaged, and averaged moments, since torchft brings each rank those of another peer; call "
+            'init_process_group in each replica, and use optimizer_state="average"'
         )
-    if ranks > 1 and not replica_tensors.with_state:
-        raise ArgumentError(
-            f"ranks of one replica need the same moments, but torchft brings each of its {ranks} ranks those of "
-            'another peer; use optimizer_state="average"'
-        )
+
+
+def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
+    """A replica's loss and signal: the mean over its ranks."""
+    if ranks == 1:
+        return loss, signal
+    rows: list[Any] = [None] * ranks
+    dist.all_gather_object(rows, (loss, signal))
+    losses, signals = zip(*rows, strict=True)
+    return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
+
+
+def of_members(roll: Agreement, rows: Sequence[int | None]) -> Agreement:
+    """An agreement of some of the members alone, by their rows; None stands for a replica that is gone: not live."""
+    return roll._replace(
+        losses=[math.nan if i is None else roll.losses[i] for i in rows],
+        signals=[math.nan if i is None else roll.signals[i] for i in rows],
+        finite=[i is not None and roll.finite[i] for i in rows],
+    )

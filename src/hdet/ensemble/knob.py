@@ -44,7 +44,7 @@ class Scale(NamedTuple):
             return base + d
         if self.name == "log":
             return base * math.exp(min(max(d, -700.0), 700.0))
-        return _sigmoid(_logit(base) + d)
+        return _sigmoid(math.log(base) - math.log1p(-base) + d)
 
     def check_base(self, base: float, knob: str) -> None:
         """Raise for a base value that this coordinate cannot hold."""
@@ -100,10 +100,6 @@ def scale_named(name: str) -> Scale:
     return Scale(name)
 
 
-def _logit(p: float) -> float:
-    return math.log(p) - math.log1p(-p)
-
-
 def _sigmoid(u: float) -> float:
     if u >= 0:
         return 1.0 / (1.0 + math.exp(-u))
@@ -136,12 +132,9 @@ class KnobSpec:
         fits = is_finite(self.spread) and 0 <= self.spread <= (1 if relative else math.inf)
         cure = 'it is how far the outermost replicas are from the base, in the knob\'s scale; scale="log" takes any'
         must_be(f"{rule}, for knob {shown(self.name)}", fits, cure, spread=self.spread)
-        low, high = self.bounds
-        if not low < high or not self.scale.fits(self.spread, self.bounds):
-            raise ArgumentError(
-                f"bounds of knob {self.name!r} must leave room for the spread on both sides, but got "
-                f"bounds={self.bounds} and spread={self.spread}; widen the bounds or lower the spread"
-            )
+        fits = self.bounds[0] < self.bounds[1] and self.scale.fits(self.spread, self.bounds)
+        rule = f"such that knob {self.name!r} has room for the spread, {self.spread}, on both sides"
+        must_be(rule, fits, "widen the bounds or lower the spread", bounds=self.bounds)
 
     def start(self, value: float) -> float:
         """What counts as learned before the first round, given the value that the user has set."""

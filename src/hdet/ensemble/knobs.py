@@ -16,8 +16,12 @@ from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, items_of, must_be, shown, takes
 from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
+from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.errors import ArgumentError
 from hdet.optimizer.groups import check_model, check_optimizer, unwrapped
+from hdet.optimizer.rates import shared_rates
+from hdet.ranks.arms import Arms
+from hdet.ranks.torchft import Torchft
 
 __all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
 
@@ -213,6 +217,59 @@ def custom(
     return Knob(spec, read, write, acts, regularises)
 
 
+# The list of knobs that an ensemble explores: what is refused, and which knobs share a place.
+
+
+def flat_knobs(knobs: Any) -> list[Knob]:
+    """The knobs of a list that may contain lists. Raises for anything else."""
+    rows = items_of(knobs)
+    flat = [knob for item in rows or () for knob in (item if isinstance(item, (list, tuple)) else [item])]
+    fits = rows is not None and all(isinstance(knob, Knob) for knob in flat)
+    cure = "for instance knobs=[hdet.knobs.lr(optimizer)]"
+    must_be("a list of knobs made by hdet.knobs.*", fits, cure, knobs=knobs)
+    return flat
+
+
+def columns_of(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
+    """The column of the design for each knob: its own, but one for rates that are the same tensor."""
+    first_group = shared_rates(optimizer)
+    owner = {knob.group: i for i, knob in reversed(list(enumerate(knobs))) if knob.group is not None}
+    return [i if knob.group is None else owner.get(first_group[knob.group], i) for i, knob in enumerate(knobs)]
+
+
+def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
+    """Raise unless the knobs have different names, are not written by the schedule, and fit the signal."""
+    cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
+    must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
+    names = [knob.spec.name for knob in knobs]
+    fits, cure = names and len(set(names)) == len(names), "give each its own name, or None for the learning rates"
+    must_be("at least one, each with a name of its own", fits, cure, knobs=names)
+    cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
+    fits = not (cycled and getattr(schedule, "cycle_momentum", False))
+    must_be("none that the schedule writes at every step", fits, "give it cycle_momentum=False", knobs=cycled)
+    regularisers = [knob.spec.name for knob in knobs if knob.regularises]
+    if regularisers and isinstance(signal, TrainLoss):
+        raise ArgumentError(
+            f"the knobs {regularisers} regularise: they make the training loss worse on purpose, so judged by it they "
+            "always go to zero. Compare by a loss without the regulariser: signal=hdet.ProbeLoss(hdet.ProbeBatch("
+            'model, loss_fn, loader), at="round_mean")'
+        )
+
+
+def refuse_uninformative(knobs: list[Knob], group: object) -> None:
+    """Raise for knobs of the loss under shared gradients. They need arms; a single process may use arms(1)."""
+    loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
+    isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
+    isolated |= isinstance(group, Torchft)
+    if loss_knobs and not isolated:
+        raise ArgumentError(
+            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "
+            "update and keep the same weights, so their losses only show the knob itself and not where it should "
+            "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
+            "process_group=arms.gradients), group=arms; or allow_uninformative=True"
+        )
+
+
 def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bool, cure: str) -> None:
     """Raise unless all that one knob writes to holds the same number."""
     if not are_numbers:
@@ -291,11 +348,9 @@ def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn
         found = [m for m in model.modules() if isinstance(m, which)]
     else:
         found = items_of(which) or []
-    if not found or not all(isinstance(m, nn.Module) for m in found):
-        raise ArgumentError(
-            f"which must be a module type, a pattern of names or modules, but no module of the model matches "
-            f"{shown(which)}; its modules are {sorted({type(m).__name__ for m in model.modules()})}"
-        )
+    fits = found and all(isinstance(m, nn.Module) for m in found)
+    cure = f"no module matches; the model has {sorted({type(m).__name__ for m in model.modules()})}"
+    must_be("a module type, a pattern of names, or modules of the model", fits, cure, which=which)
     return found
 
 

@@ -127,9 +127,7 @@ class Normalised:
     def __post_init__(self) -> None:
         steps = (self.shortest, self.step, self.longest)
         fits = all(map(is_finite, steps)) and 0 < self.shortest <= self.step <= self.longest
-        must_be(
-            "such that 0 < shortest <= step <= longest", fits, "they are lengths in units of the spread", step=steps
-        )
+        must_be("such that 0 < shortest <= step <= longest", fits, "they are lengths in spreads", step=steps)
         fits = is_finite(self.caution) and self.caution >= 0
         must_be("a finite number, at least 0", fits, "slopes with a smaller |t| move nothing", caution=self.caution)
         fits = is_finite(self.ridge) and self.ridge > 0
@@ -171,13 +169,11 @@ class Normalised:
 
     def _covariance(self, state: NormalisedState) -> list[list[float]] | None:
         """The inverse of A + kappa I; None if A is zero."""
-        knobs = len(state.moment)
-        kappa = self.ridge * math.fsum(state.gram[g * knobs + g] for g in range(knobs)) / knobs
+        gram, knobs = state.gram, len(state.moment)
+        kappa = self.ridge * math.fsum(gram[g * knobs + g] for g in range(knobs)) / knobs
         if kappa == 0.0:
             return None
-        return inverse(
-            [[state.gram[g * knobs + h] + (kappa if g == h else 0.0) for h in range(knobs)] for g in range(knobs)]
-        )
+        return inverse([[gram[g * knobs + h] + (kappa if g == h else 0.0) for h in range(knobs)] for g in range(knobs)])
 
     def _errors(self, state: NormalisedState, covariance: list[list[float]], slopes: list[float]) -> list[float]:
         """Standard errors of the slopes.

@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import users_level
-from hdet.ensemble.design import Rounds
 from hdet.ensemble.elastic_group import ElasticGroup, check_signal
 from hdet.ensemble.fixed_group import FixedGroup
 from hdet.ensemble.knob import rate_knobs
-from hdet.ensemble.signals import RoundMean, Signal, TrainLoss
+from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ResumeWarning
 from hdet.frameworks import warn_unless_by_steps
@@ -137,8 +136,7 @@ class Replicas(EqualByState):
             self.losses.add(loss)
         if self.is_just_loaded:  # everything is loaded by now
             self.is_just_loaded = False
-            if self.replica_index.size > 1 and self.replica_index.replica == 0:
-                warn_inside_a_round(self.steering.rounds, before)
+            self._warn_inside_a_round(before)
         if not self.journal_writer.is_locked and self.replica_index.size == 1:
             self.journal_writer.lock(Solo(), writes=True)
         rounds = self.steering.settings.rounds
@@ -147,6 +145,18 @@ class Replicas(EqualByState):
             if self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
         return rounds.ends_at(after)
+
+    def _warn_inside_a_round(self, t: int) -> None:
+        """Warn that several replicas which were resumed at step ``t`` do not know the beginning of their round."""
+        rounds = self.steering.rounds
+        if self.replica_index.size > 1 and self.replica_index.replica == 0 and rounds.is_inside(t):
+            warnings.warn(
+                f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
+                f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "
+                "weights",
+                ResumeWarning,
+                stacklevel=users_level(),
+            )
 
     def end_round(self, optimizer: Optimizer, before: int, after: int, schedule: Callable[[int], list[float]]) -> None:
         """Compare the replicas, average them and move the base values. Collective.
@@ -163,21 +173,23 @@ class Replicas(EqualByState):
         end = Ending(optimizer, (before, after), schedule)
         with arriving(self.steering.name_of(end)):
             ended, clock = time.perf_counter(), Clock()
-            parameters = self._replica_tensors.weights(optimizer).parameters if self._signal.is_probe else []
-            mean, k = self._mean.of(parameters), self.steering.rounds.index(before)
-            signal = self._signal.value(k, self.rank_group.group, parameters, mean)
+            signal = None
+            if isinstance(self._signal, ProbeLoss):
+                parameters, k = self._replica_tensors.weights(optimizer).parameters, self.steering.rounds.index(before)
+                signal = self._signal.value(k, self.rank_group.group, parameters, self._mean.of(parameters))
             clock.lap("probe")
-            self._settle(self.group.end_round(end, self.losses, signal, clock), ended)
+            self._settle(self.group.end_round(end, self.losses, signal, clock), ended, clock)
 
-    def _settle(self, outcome: Outcome, ended: float) -> None:
-        """Write the round down, and begin the next one."""
-        if outcome.record is not None:
-            self.journal_writer.write(outcome.record, self.knobs, ended)
+    def _settle(self, outcome: Outcome, ended: float, clock: Clock) -> None:
+        """Write the round down, move the base values, and begin the next round. ``ended``: when training stopped."""
+        if outcome.writes:
+            self.journal_writer.write(self.steering.record_of(outcome, clock.seconds), self.knobs, ended)
+        self.steering.bases, end = outcome.decision.bases, outcome.decision.end
         if self._resets_state or not outcome.keeps_state:
-            outcome.end.optimizer.state.clear()
-        self._mean.reset()
+            end.optimizer.state.clear()
+        self._mean = RoundMean()
         self.losses.reset()
-        if outcome.end.span[1] == self.total_steps:
+        if end.span[1] == self.total_steps:
             self.journal_writer.close()
         self.journal_writer.begin_round()
 
@@ -192,7 +204,7 @@ class Replicas(EqualByState):
         ended, clock = time.perf_counter(), Clock()
         outcome = self.group.join(scheduler, schedule, t, clock)
         if outcome is not None:
-            self._settle(outcome, ended)
+            self._settle(outcome, ended, clock)
         self.journal_writer.begin_round()
         return int(outcome is not None)
 
@@ -219,7 +231,7 @@ class Replicas(EqualByState):
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from a state that :meth:`check` has accepted."""
         self.steering.load(state, total_steps)
-        self._mean.reset()
+        self._mean = RoundMean()
         self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
@@ -234,14 +246,3 @@ class Replicas(EqualByState):
         self.rank_group.resume({**state, "signal": self._signal.kind, "with_state": repr(with_state)})
         self.is_just_loaded = True
         self.journal_writer.resume(t, mid_round=self.steering.rounds.is_inside(t))
-
-
-def warn_inside_a_round(rounds: Rounds, t: int) -> None:
-    """Warn that several replicas which were resumed at step ``t`` do not know the beginning of their round."""
-    if rounds.is_inside(t):
-        warnings.warn(
-            f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
-            f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded weights",
-            ResumeWarning,
-            stacklevel=users_level(),
-        )

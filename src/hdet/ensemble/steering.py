@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,17 +40,6 @@ class Standing(NamedTuple):
     """This replica's multiplier per knob."""
 
 
-def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any]:
-    """A controller and its state, as plain values for a checkpoint."""
-    ours = isinstance(controller, tuple(_OURS.values()))
-    arguments = dataclasses.asdict(controller) if ours else {}  # type: ignore[call-overload]
-    return {
-        "controller": type(controller).__name__ if controller is not None else None,
-        "controller_arguments": in_pairs(arguments),
-        "controller_state": in_pairs(state._asdict() if state is not None else {}),
-    }
-
-
 def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: int) -> tuple[Controller | None, Any]:
     """The controller of a checkpoint, and its state. A controller of the user's own must have been given: ``here``."""
     name, arguments = saved["controller"], dict(saved["controller_arguments"])
@@ -73,17 +63,6 @@ class Ending(NamedTuple):
     schedule: Callable[[int], list[float]]
     """Gives the plain rate of each knob at either step; any number for knobs without a schedule."""
 
-    def floors(self) -> list[float]:
-        """The lowest rate of each group of a OneCycle, to which the exponential decay goes down."""
-        return [float(group["min_lr"]) for group in self.optimizer.param_groups]
-
-    def ratios(self) -> list[float]:
-        """f_div / f_final of each group of a OneCycle: (max / initial) / (initial / min)."""
-        rates = [
-            [float(group[name]) for name in ("max_lr", "initial_lr", "min_lr")] for group in self.optimizer.param_groups
-        ]
-        return [(most / first) / (first / least) for most, first, least in rates]
-
 
 class Decision(NamedTuple):
     """What all replicas conclude at the end of a round."""
@@ -99,14 +78,18 @@ class Decision(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What has become of a round: the replicas are averaged, and the base values have moved."""
+    """What has become of a round in which the replicas were averaged."""
 
-    end: Ending
-    """The step may be another one: replicas of torchft may have loaded a peer's state."""
-    record: dict[str, Any] | None
-    """For the journal, if this rank writes it."""
+    decision: Decision
+    """Its step may be another one than was asked for: replicas of torchft may have loaded a peer's state."""
+    divergence: list[float] | None
+    """How far each replica was from the mean; None: there is only one, or no rank has a journal."""
     keeps_state: bool
     """Whether this replica's optimizer state is still of use."""
+    writes: bool
+    """Whether this rank writes the round into the journal."""
+    told: dict[str, Any]
+    """What else the journal says of it."""
 
 
 @dataclass(eq=False)
@@ -180,6 +163,11 @@ class Steering:
         places = self.standing(t, replica_index).places[replica_index.replica]
         return [spec.value(base, x) for spec, base, x in zip(self.specs, self.bases.learned, places, strict=True)]
 
+    def _base_values(self, bases: Bases, schedule: Sequence[float], t: int) -> list[float]:
+        """The base values of all knobs at step ``t``, with a schedule or without."""
+        rows = zip(self.specs, bases.scheduled(schedule, self.settings, t), bases.learned, strict=True)
+        return [float(value) if spec.scheduled else m for spec, value, m in rows]
+
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Add knobs: the rates of parameter groups that were added to the optimizer."""
         self.columns += range(len(self.specs), len(self.specs) + len(more))
@@ -190,13 +178,6 @@ class Steering:
 
     # -- moving the base values -----------------------------------------------------------------------------------
 
-    def _is_controlled(self, end: int) -> bool:
-        """Whether a controller is asked at the end of a round, at step ``end``."""
-        start = self.settings.start
-        if self.controller is None or start is None or end < start:
-            return False
-        return not isinstance(self.controller, AsPrinted) or end % self.rounds.length == 0  # not at S - 1 and S
-
     def decide(self, end: Ending, roll: Agreement, place: ReplicaIndex) -> Decision:
         """The new base values. They follow from the agreement alone, so that all replicas decide the same.
 
@@ -205,81 +186,119 @@ class Steering:
             roll: what the replicas have agreed on.
             place: this replica's place.
         """
-        before, after = end.span
-        if self.controller is None or not self._is_controlled(after):
+        (before, after), controller, start = end.span, self.controller, self.settings.start
+        printed = isinstance(controller, AsPrinted)
+        is_asked = start is not None and after >= start and not (printed and after % self.rounds.length)  # not at S - 1
+        if controller is None or not is_asked:
             return Decision(end, roll, place, self.bases, None)
-        sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
         spreads, rates = [spec.spread for spec in self.specs], list[float]()
-        if isinstance(self.controller, AsPrinted):  # its offsets are in units of the rate that the step just made had
-            rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
+        if printed:  # its offsets are in units of the rate that the step just made had
+            rates = self._base_values(self.bases, end.schedule(before), before)
             spreads = list(map(mul, spreads, rates))
-        places = self.standing(before, place).places
-        update = self._consult(self.controller, roll, places, spreads, sign) if sign else None
-        if self.settings.decay == "schedule":
-            bases = self.bases if update is None else self.bases.moved(update, self.specs)
-        else:
-            bases = self._decayed(self.controller, end, update, rates)
-        return Decision(end, roll, place, bases, update)
+        sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
+        offsets = [list(map(mul, spreads, row)) for row in self.standing(before, place).places]
+        update = self._consult(controller, roll, offsets, sign) if sign else None
+        return Decision(end, roll, place, self._moved(controller, end, update, rates), update)
 
-    def _decayed(self, controller: Controller, end: Ending, update: Update | None, rates: Sequence[float]) -> Bases:
-        """The base values after a round if they decay by themselves. ``rates``: those of the step just made."""
+    def _moved(self, controller: Controller, end: Ending, update: Update | None, rates: Sequence[float]) -> Bases:
+        """The base values after a round. ``rates``: those of the step just made, for the controller as printed."""
+        if self.settings.decay == "schedule":
+            return self.bases if update is None else self.bases.moved(update, self.specs)
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
         moves = [0.0] * len(self.specs) if update is None else update.moves
-        start = self.settings.start or 0
+        start, groups = self.settings.start or 0, end.optimizer.param_groups
         if not isinstance(controller, AsPrinted):
-            return bases.after_round(moves, end.schedule(end.span[1]), end.floors(), self.rounds.left_from(start))
+            floors = [float(group["min_lr"]) for group in groups]
+            return bases.after_round(moves, end.schedule(end.span[1]), floors, self.rounds.left_from(start))
         left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
-        return bases.as_printed(moves, rates, [controller.gamma(ratio, left) for ratio in end.ratios()])
+        return bases.as_printed(moves, rates, [controller.gamma(_ratio(group), left) for group in groups])
 
-    def _consult(
-        self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
-    ) -> Update | None:
+    def _consult(self, rule: Controller, roll: Agreement, offsets: list[list[float]], sign: float) -> Update | None:
         """Ask the controller, with signals of which lower is better. None unless two signals can be compared."""
-        live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
-        signals = comparable([signal for signal, _ in live])
+        live = [r for r, lives in enumerate(roll.live) if lives]
+        signals = comparable([sign * roll.signals[r] for r in live])
         if signals is None:
             return None
-        offsets = [list(map(mul, spreads, row)) for _, row in live]
-        update = controller.update(self.bases.controller, signals, offsets)
+        update = rule.update(self.bases.controller, signals, [offsets[r] for r in live])
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
-                f"a controller must return one finite move per knob, here {len(self.specs)}, but {shown(controller)} "
+                f"a controller must return one finite move per knob, here {len(self.specs)}, but {shown(rule)} "
                 f"returned {update.moves} for the signals {signals}; correct its update()"
             )
         return update
+
+    def record_of(self, outcome: Outcome, seconds: Mapping[str, float]) -> dict[str, Any]:
+        """A round that ends, for the journal; docs/journal.md says what each key means. Call it before the bases move.
+
+        ``seconds``: how long each phase of the round's end took.
+        """
+        end, roll, place, bases, update = outcome.decision
+        (before, after), specs = end.span, self.specs
+        base, places = self._base_values(self.bases, end.schedule(before), before), self.standing(before, place).places
+        weights = iter(() if update is None else update.weights)  # none for replicas that are left out
+        rows = zip(roll.losses, roll.signals, places, outcome.divergence or [0.0] * len(places), strict=True)
+        return {
+            "kind": "round",
+            "round": self.rounds.index(before),
+            "step": after,
+            "replicas": [
+                {
+                    "loss": loss if roll.has_losses else None,
+                    "signal": signal,
+                    "values": [spec.value(b, x) for spec, b, x in zip(specs, base, row, strict=True)],
+                    "multipliers": [spec.factor(x) for spec, x in zip(specs, row, strict=True)],
+                    "divergence": distance,
+                }
+                for loss, signal, row, distance in rows
+            ],
+            "excluded": [r for r, live in enumerate(roll.live) if not live],
+            "weights": None if update is None else [next(weights) if live else 0.0 for live in roll.live],
+            "delta": None if update is None else update.deltas,
+            "velocity": getattr(bases.controller, "velocity", None),
+            "error": getattr(bases.controller, "error", None),
+            "learned": bases.learned,
+            "base_before": base,
+            "base": self._base_values(bases, end.schedule(after), after),
+            "seconds": seconds,
+            **outcome.told,
+        }
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """The state, as plain numbers, lists and strings."""
+        controller, memory = self.controller, self.bases.controller
+        arguments = dataclasses.asdict(controller) if isinstance(controller, (Corrected, AsPrinted, Normalised)) else {}
         return {
             **self.settings.state(),
             "learned": list(self.bases.learned),
             "starts": list(self.bases.starts),
             "bases": list(self.bases.decayed),
-            **controller_saved(self.controller, self.bases.controller),
+            "controller": type(controller).__name__ if controller is not None else None,
+            "controller_arguments": in_pairs(arguments),
+            "controller_state": in_pairs(memory._asdict() if memory is not None else {}),
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
         with reading(STATE_WORDS):
-            self._read(state, None)
+            copy.copy(self).load(state, None)
 
     def load(self, state: Mapping[str, Any], total_steps: int | None) -> None:
         """Go on from a state that :meth:`check` has accepted."""
-        self.settings, self.controller, self.bases, self.specs = self._read(state, total_steps)
-        self.known = None
-
-    def _read(
-        self, state: Mapping[str, Any], total_steps: int | None
-    ) -> tuple[Settings, Controller | None, Bases, list[KnobSpec]]:
         rows = zip(self.specs, state["spreads"], strict=True)
-        specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in rows]
-        controller, memory = controller_from(state, self.controller, len(specs))
-        bases = Bases(list(state["learned"]), list(state["starts"]), list(state["bases"]), memory)
-        return Settings.from_state(state, total_steps), controller, bases, specs
+        self.specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in rows]
+        self.controller, memory = controller_from(state, self.controller, len(self.specs))
+        self.bases = Bases(list(state["learned"]), list(state["starts"]), list(state["bases"]), memory)
+        self.settings, self.known = Settings.from_state(state, total_steps), None
 
     def adopt(self, total_steps: int) -> None:
         """Give the run another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
         self.settings, self.known = dataclasses.replace(self.settings, rounds=rounds), None
+
+
+def _ratio(group: Mapping[str, Any]) -> float:
+    """f_div / f_final of a group of a OneCycle: (max / initial) / (initial / min)."""
+    most, first, least = (float(group[name]) for name in ("max_lr", "initial_lr", "min_lr"))
+    return (most / first) / (first / least)

@@ -59,7 +59,8 @@ def add_noise_(parts: Sequence[Tensor], nu: float, seed: int, replica: int) -> N
     if not math.isfinite(math.fsum(squares)):
         raise ArgumentError("model must have finite weights to start from, but their norm is not finite; load others")
     level = nu * math.sqrt(math.fsum(squares) / max(1, sum(part.numel() for part in parts)))
-    generator = torch.Generator().manual_seed(_seed_of(seed, replica))
+    unrelated = sha256(f"perturb:{seed}:{replica}".encode()).digest()  # also for neighbouring seeds and replicas
+    generator = torch.Generator().manual_seed(int.from_bytes(unrelated[:8], "big") >> 1)
     for part in parts:  # drawn on the host in float64, so that the noise does not depend on the device
         noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
         part.copy_(part + level * noise.to(part.device, _wide(part)))
@@ -79,8 +80,3 @@ def _whole(name: str, p: Tensor) -> Tensor:
 def _wide(tensor: Tensor) -> torch.dtype:
     """At least fp32: norm and noise of half precision are computed in it."""
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _seed_of(seed: int, replica: int) -> int:
-    """A 63-bit seed for a pair of numbers. Seeds of neighbouring pairs are unrelated."""
-    return int.from_bytes(sha256(f"perturb:{seed}:{replica}".encode()).digest()[:8], "big") >> 1

@@ -15,8 +15,7 @@ from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.ensemble.knob_list import check_knobs, columns_of, flat_knobs, refuse_uninformative
-from hdet.ensemble.knobs import Knob
+from hdet.ensemble.knobs import Knob, check_knobs, columns_of, flat_knobs, refuse_uninformative
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import Signal, TrainLoss
