@@ -176,22 +176,19 @@ class Snapshots:
         return rows
 
     @classmethod
-    def loaded(
-        cls,
-        saved: Sequence[Sequence[Any]],
-        optimizer: Optimizer,
-        host: Collection[int] = (1,),
-        also: Sequence[nn.Module] = (),
-    ) -> Snapshots:
-        """New snapshots from :meth:`saved`, in host memory until they are made again. Raises if they do not fit."""
-        found = cls(host, also)
+    def loaded(cls, saved: Sequence[Sequence[Any]], optimizer: Optimizer, *made: Any) -> Snapshots:
+        """New snapshots from :meth:`saved`, in host memory until they are made again. Raises if they do not fit.
+
+        ``made``: how :class:`Snapshots` is made.
+        """
+        found = cls(*made)
         for slot, row in saved:
             parameters = parameters_at(row["places"], optimizer)
             refuse_other_shapes(parameters, row["weights"])
             numbers = {id(parameters_at([place], optimizer)[0]): dict(numbers) for place, numbers in row["numbers"]}
-            tensors = _cloned([row["weights"], row["buffers"], row["states"]], HOST)
+            weights, buffers, states = _cloned([row["weights"], row["buffers"], row["states"]], HOST)
             ids = [id(p) for p in parameters]
-            found._copies[int(slot)] = _Copy(ids, *tensors, numbers, on_device=False, is_loaded=True)
+            found._copies[int(slot)] = _Copy(ids, weights, buffers, states, numbers, on_device=False, is_loaded=True)
             found._own.names.update(*numbers.values())
         return found
 
