@@ -140,19 +140,15 @@ class Snapshots:
         Parameters that were added since stay as they are, and so does their optimizer state.
         """
         self._finish()
-        copy, known, targets, values = self._copies[slot], _by_id(optimizer), list[Tensor](), list[Tensor]()
-        for one, weights in zip(copy.parameters, copy.weights, strict=True):
-            if one in known:
-                targets.append(known[one])
-                values.append(weights)
+        copy, known = self._copies[slot], _by_id(optimizer)
+        rows = [row for row in zip(copy.parameters, copy.weights, copy.states, strict=True) if row[0] in known]
+        pairs = [(known[one], weights) for one, weights, _ in rows]
         for name, buffer in self._buffers(model).items():
             kept = copy.buffers.get(name)
             if kept is not None and kept.shape == local(buffer).shape:  # no cache that was added since, or made longer
-                targets.append(buffer)
-                values.append(kept)
-        write_(targets, values)
-        states = dict(zip(copy.parameters, copy.states, strict=True))
-        _remember_(optimizer, [(known[one], state) for one, state in states.items() if one in known])
+                pairs.append((buffer, kept))
+        write_([target for target, _ in pairs], [value for _, value in pairs])
+        _remember_(optimizer, [(known[one], state) for one, _, state in rows])
         self._own.put_back(optimizer, copy.numbers)
         refresh(optimizer)
         if model is None:
