@@ -69,10 +69,9 @@ COVERED = {
     "search/search": "search: hooks rounds saving golden found ranks search parity; checkpoint: search_resume",
     # rollback: snapshots, the judge, the guard
     "rollback/guard": "rollback: guard guard_ranks; checkpoint: guard_resume",
-    "rollback/guarded_step": "rollback: guard guard_ranks",
+    "rollback/guarded_step": "rollback: guard guard_ranks; checkpoint: guard_resume",
     "rollback/gathering": "rollback: guard guard_ranks",
     "rollback/losses": "rollback: losses; search: golden parity",
-    "rollback/readings": "rollback: guard; checkpoint: guard_resume",
     "rollback/guard_policy": "rollback: guard_policy guard",
     "rollback/guard_state": "rollback: guard_policy guard",
     "rollback/storage": "rollback: storage snapshots; search: rollbacks; rollback: guard",

@@ -14,6 +14,11 @@ from hdet.errors import ArgumentError, HdetError
 STATE_VERSION = 7
 STATE_WORDS = "the checkpoint's hdet state"
 _CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
+_CURES = {
+    "version": "load it with the hdet that wrote it",
+    "way": "build the scheduler as it was when it was saved: hdet.auto makes a search, hdet.OneCycleLR replicas",
+    "knobs": "build the optimizer and the knobs as they were when it was saved",
+}
 Record = TypeVar("Record")
 
 
@@ -35,21 +40,11 @@ def run_state(kind: str, knobs: Sequence[str], spreads: Sequence[float]) -> dict
 
 def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None:
     """Raise unless a state is that of such a run, of this version, with these knobs."""
-    if state.get("version") != STATE_VERSION:
-        raise ArgumentError(
-            f"{STATE_WORDS} has version {shown(state.get('version'))}, this hdet reads {STATE_VERSION}; "
-            "load it with the hdet that wrote it"
-        )
-    if state.get("way") != kind:
-        raise ArgumentError(
-            f'the checkpoint is of a run of the kind "{state.get("way")}", but here it is "{kind}" '
-            "(hdet.auto makes a search, hdet.OneCycleLR replicas); build the scheduler as it was when it was saved"
-        )
-    if state.get("knobs") != list(knobs):
-        raise ArgumentError(
-            f"the checkpoint has the knobs {shown(state.get('knobs'))}, but here they are {shown(list(knobs))}; "
-            "build the optimizer and the knobs as they were when it was saved"
-        )
+    own = {"version": STATE_VERSION, "way": kind, "knobs": list(knobs)}
+    for name, cure in _CURES.items():
+        if state.get(name) != own[name]:
+            here = f"but here it is {shown(own[name])}"
+            raise ArgumentError(f"{STATE_WORDS} has {name} = {shown(state.get(name))}, {here}; {cure}")
 
 
 class EqualByState:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from hdet.rollback.snapshots import START, Snapshots
-from hdet.rollback.storage import Storage
 from tests.gpu import no_synchronising
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -51,7 +50,7 @@ def test_going_back_is_exact_wherever_a_snapshot_lies(slot: int, place: str) -> 
 
 
 def test_where_a_device_has_no_room_a_snapshot_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storage, "has_room", staticmethod(lambda needed: False))
+    monkeypatch.setattr("hdet.rollback.snapshots.has_room", lambda needed: False)
     model = deep_model(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     snapshots = Snapshots()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hdet.copies import copy_all_, put_back
 from hdet.rollback import storage
 from hdet.rollback.snapshots import Snapshots
-from hdet.rollback.storage import Slabs, Storage, leaves
+from hdet.rollback.storage import Slabs, Storage, has_room, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:
@@ -47,11 +47,11 @@ def test_copies_stay_on_a_device_while_half_of_what_is_free_is_enough(
     """A hundred bytes on each of two devices; the second has room enough."""
     monkeypatch.setattr(storage, "_free", lambda device: free if device.index == 0 else 10**9)
     needed = [OnDevice(0, 60), OnDevice(0, 40), OnDevice(1, 100)]
-    assert Storage.has_room(needed) is fits  # type: ignore[arg-type]
+    assert has_room(needed) is fits  # type: ignore[arg-type]
 
 
 def test_the_host_has_room() -> None:
-    assert Storage.has_room([torch.ones(3)])
+    assert has_room([torch.ones(3)])
 
 
 def test_tensors_of_many_kinds_are_copied_in_few_calls() -> None:
@@ -126,7 +126,7 @@ def test_of_two_slots_the_second_lies_on_the_host(monkeypatch: pytest.MonkeyPatc
 def test_a_snapshot_that_is_retired_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing in a tensor of this device that could be copied."""
     monkeypatch.setattr(storage, "_free", lambda device: 10**9)
-    monkeypatch.setattr(Storage, "fill_", lambda self, pairs, *, beside=False: None)
+    monkeypatch.setattr(storage, "copy_all_", lambda pairs: None)
     kept, optimizer = Snapshots(host=(2,)), SGD([nn.Parameter(torch.ones(3, device="meta"))], lr=0.1)
     kept.keep(0, optimizer, None)
     kept.retire(0, 2)
@@ -138,11 +138,11 @@ def test_room_is_needed_for_what_the_optimizer_remembers_or_else_for_two_moments
 ) -> None:
     asked: list[int] = []
 
-    def has_room(self: Storage, tensors: list[Tensor]) -> bool:
+    def noting(tensors: list[Tensor]) -> bool:
         asked.append(len(tensors))
         return True
 
-    monkeypatch.setattr(Storage, "has_room", has_room)
+    monkeypatch.setattr("hdet.rollback.snapshots.has_room", noting)
     p = nn.Parameter(torch.ones(3))
     optimizer = SGD([p], lr=0.1, momentum=0.9)
     Snapshots().keep(0, optimizer, None)

@@ -11,8 +11,7 @@ import pickle
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +26,7 @@ from hdet.files import Taken, hold_lock
 _MARK = b"\nhdet checkpoint, sha256 "
 _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
+_CURE = "save tensors, numbers, texts, and lists and dicts of them"
 _PATIENCE = 5.0
 """Seconds to wait for another process to give up a path: one that was told to stop may still be writing."""
 _known: set[tuple[int, ...]] = set()
@@ -87,18 +87,26 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
     if _claimed(path):
         for draft in _beside(path, rf"\.{re.escape(path.name)}\.hdet-[0-9a-f]{{8}}\.part"):
             draft.unlink(missing_ok=True)  # its process was killed
-    with _draft_of(path) as (draft, file):
-        hashed = _Hashed(file)
-        _pickled(content, hashed)
-        hashed.finish()
-        file.close()
-        _refuse_unreadable(draft)
-        _known.add(_marks_of(draft.stat()))
-        _move_on(path, keep)
-        os.replace(draft, path)
-        for surplus in _copies(path)[keep - 1 :]:
-            surplus.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+    draft, before = _new_draft(path), checkpoints_at(path)
+    with draft.open("xb") as file:  # never an existing one, or the target of a link
+        try:
+            if before:
+                with suppress(OSError):  # a file system without modes
+                    draft.chmod(stat.S_IMODE(before[0].stat().st_mode))
+            hashed = _Hashed(file)
+            _pickled(content, hashed)
+            hashed.finish()
+            file.close()
+            _refuse_unreadable(draft)
+            _known.add(_marks_of(draft.stat()))
+            _move_on(path, keep)
+            os.replace(draft, path)
+            for surplus in _copies(path)[keep - 1 :]:
+                surplus.unlink(missing_ok=True)
+            _sync_folder(path.parent)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def _claimed(path: Path) -> bool:
@@ -118,29 +126,11 @@ def _new_draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.hdet-{secrets.token_hex(4)}.part")
 
 
-@contextmanager
-def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A new file, never an existing one or the target of a link; with the mode of the checkpoint before."""
-    draft, before = _new_draft(path), checkpoints_at(path)
-    with draft.open("xb") as file:
-        try:
-            if before:
-                with suppress(OSError):  # a file system without modes
-                    draft.chmod(stat.S_IMODE(before[0].stat().st_mode))
-            yield draft, file
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-
-
 def _pickled(content: dict[str, Any], file: _Hashed) -> None:
     try:
         torch.save(content, file)  # type: ignore[arg-type]  # it only writes
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # a function, a lock, an open file
-        raise ArgumentError(
-            f"some part cannot be written to a file ({error}); save tensors, numbers, texts, and lists and dicts "
-            "of them"
-        ) from error
+        raise ArgumentError(f"some part cannot be written to a file ({error}); {_CURE}") from error
 
 
 def _refuse_unreadable(draft: Path) -> None:
@@ -149,8 +139,7 @@ def _refuse_unreadable(draft: Path) -> None:
     if strange:
         raise ArgumentError(
             f"the parts hold objects that torch.load(weights_only=True) does not read: {', '.join(sorted(strange))}; "
-            "save tensors, numbers, texts, and lists and dicts of them, or allow these by "
-            "torch.serialization.add_safe_globals"
+            f"{_CURE}, or allow these by torch.serialization.add_safe_globals"
         )
 
 
@@ -184,13 +173,12 @@ def _marks_of(found: os.stat_result) -> tuple[int, ...]:
 
 def _is_whole(file: Path) -> bool:
     """Whether a file is there and its checksum fits. Reads it, unless it is known."""
-    try:
+    with suppress(OSError):  # not there, or it cannot be read
         if _marks_of(file.stat()) in _known:
             return True
         digest, own = _sums_of(file)
-    except OSError:  # not there, or it cannot be read
-        return False
-    return digest == own
+        return digest == own
+    return False
 
 
 def _sync_folder(folder: Path) -> None:
@@ -296,8 +284,6 @@ def read(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:
-        words = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(
-            f"{path} cannot be read by this torch ({type(error).__name__}: {words}); use the versions of torch and "
-            "hdet that wrote it"
-        ) from error
+        why, _, _ = f"{type(error).__name__}: {error}".partition("\n")
+        cure = "use the versions of torch and hdet that wrote it"
+        raise CheckpointError(f"{path} cannot be read by this torch ({why}); {cure}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from hdet.schedulers.replica_scheduler import ReplicaScheduler
 from hdet.state import reading
 
 Result = TypeVar("Result")
+_Part = TypeVar("_Part")
 _Backup = tuple[Any, dict[str, Any], dict[str, set[str]]]
 """The state of a part, those of the searches in it, and the names of the attributes of its schedulers."""
 _FORMAT = 1
@@ -65,15 +66,17 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     file = _together(group, what, lambda: _checked(path, keep, search, parts))
     with arriving(what):
         check_equal(group.gather_objects({"path": str(path)}), _ONE_FILE)
+    searches = _inside(parts, AutoScheduler)
+    schedulers: list[Any] = [*_inside(parts, ReplicaScheduler).values(), *searches.values()]
     with ExitStack() as inside:
-        for scheduler in _schedulers(parts).values():
+        for scheduler in schedulers:
             if not scheduler.rank_group.in_consensus:
                 inside.enter_context(scheduler.consensus())
         with arriving(f"writing {file}"):
-            for guard in (part for part in parts.values() if isinstance(part, Guard)):
+            for guard in _inside(parts, Guard).values():
                 inside.enter_context(guard.gathered(group))
-            searches = _searches(parts) if search else {}
-            losses = {name: group.gather_objects(one.search.losses.saved()) for name, one in searches.items()}
+            saved = searches if search else {}
+            losses = {name: group.gather_objects(one.search.losses.saved()) for name, one in saved.items()}
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))
 
 
@@ -176,7 +179,7 @@ def _checked(path: str | os.PathLike[str], keep: int, search: bool, parts: Mappi
     rule = "no part's name, since hdet.load has an argument of that name"
     must_be(rule, "ignore" not in parts, "give the part another name", ignore=parts.get("ignore"))
     must_be("True or False", is_flag(search), "leave it out for True", search=search)
-    _refuse_sharded_parts(_stateful(parts), _searches(parts) if search else {})
+    _refuse_sharded_parts(_stateful(parts), _inside(parts, AutoScheduler) if search else {})
     return _resolved(path)
 
 
@@ -196,7 +199,7 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, A
 
     ``losses``: of all ranks, for each search that is saved.
     """
-    stateful, found = _stateful(parts), _searches(parts)
+    stateful, found = _stateful(parts), _inside(parts, AutoScheduler)
     states = {name: part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
     for name, value in {**states, **values}.items():
@@ -210,10 +213,9 @@ def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, AutoS
 
     The snapshots of a guard and the sums of a search are plain tensors. The weights that they belong to tell.
     """
-    for name, part in parts.items():
+    optimizers = {name: scheduler.optimizer for name, scheduler in searches.items()}
+    for name, part in (*parts.items(), *optimizers.items()):
         _refuse_shards(name, _tensors_in(part))
-    for name, scheduler in searches.items():
-        _refuse_shards(name, _tensors_in(scheduler.optimizer))
 
 
 def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
@@ -226,14 +228,13 @@ def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
         )
 
 
-def _tensors_in(part: Any) -> Iterator[Tensor]:
+def _tensors_in(part: Any) -> list[Tensor]:
     """The parameters of a model, of an optimizer or of a guard; none of other parts."""
-    if isinstance(part, nn.Module):
-        yield from part.parameters()
-    elif isinstance(part, Optimizer):
-        yield from (p for group in part.param_groups for p in group["params"])
-    elif isinstance(part, Guard):
-        yield from (*_tensors_in(part._optimizer), *part._model.buffers())
+    if isinstance(part, Guard):
+        return [*_tensors_in(part._optimizer), *part._model.buffers()]
+    if isinstance(part, Optimizer):
+        return [p for group in part.param_groups for p in group["params"]]
+    return list(part.parameters()) if isinstance(part, nn.Module) else []
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def _checked_content(found: Whole, parts: Mapping[str, Any], ignore: Sequence[st
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
     states, searches = content["states"], content["searches"]
-    _refuse_sharded_parts(parts, {name: one for name, one in _searches(parts).items() if name in searches})
+    _refuse_sharded_parts(parts, {k: one for k, one in _inside(parts, AutoScheduler).items() if k in searches})
     for name in parts:
         if name not in states:
             has = f"the states {shown(sorted(states))} and the values {shown(sorted(content['values']))}"
@@ -289,8 +290,8 @@ def _backup_of(name: str, part: Any) -> _Backup:
 
     The tensors of guards and searches are not copied, because a load replaces them by others.
     """
-    searches = {inside: one.search_state_dict() for inside, one in _searches({name: part}).items()}
-    attributes = {inside: set(vars(one)) for inside, one in _torchs({name: part}).items()}
+    searches = {inside: one.search_state_dict() for inside, one in _inside({name: part}, AutoScheduler).items()}
+    attributes = {inside: set(vars(one)) for inside, one in _inside({name: part}, LRScheduler).items()}
     return part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches, attributes
 
 
@@ -317,7 +318,7 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
     for name, part in in_turn:
         with reading(f"the checkpoint's state of {name!r}", "build the parts as they were when they were saved"):
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-        for inside, scheduler in _searches({name: part}).items():
+        for inside, scheduler in _inside({name: part}, AutoScheduler).items():
             scheduler.load_search_state_dict(content["searches"].get(inside, {}))
 
 
@@ -325,17 +326,19 @@ def _restore(parts: Mapping[str, Any], before: Mapping[str, _Backup]) -> None:
     """Give all parts the states that they had."""
     for name, (state, searches, attributes) in before.items():
         parts[name].load_state_dict(state)
-        for inside, scheduler in _searches({name: parts[name]}).items():
+        for inside, scheduler in _inside({name: parts[name]}, AutoScheduler).items():
             scheduler.load_search_state_dict(searches[inside])
-        for inside, one in _torchs({name: parts[name]}).items():
+        for inside, one in _inside({name: parts[name]}, LRScheduler).items():  # they take in all that a state has
             for added in set(vars(one)) - attributes[inside]:
                 delattr(one, added)
 
 
 def _turn(part: Any) -> int:
     """The place of a part in the order in which states are loaded."""
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, (ReplicaScheduler, AutoScheduler, Guard))
-    return max((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), default=0)
+    if isinstance(part, (ReplicaScheduler, AutoScheduler, Guard)):
+        return 4
+    kinds = nn.Module, Optimizer, LRScheduler
+    return next((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), 0)
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -347,26 +350,11 @@ def _stateful(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part.module if isinstance(part, DistributedDataParallel) else part for name, part in found.items()}
 
 
-def _schedulers(parts: Mapping[str, Any]) -> dict[str, ReplicaScheduler | AutoScheduler]:
-    """hdet's schedulers by their names, also those inside torch's."""
-    return {name: part for name, part in _inside(parts).items() if isinstance(part, (ReplicaScheduler, AutoScheduler))}
-
-
-def _torchs(parts: Mapping[str, Any]) -> dict[str, LRScheduler]:
-    """Schedulers of torch, also those inside others. They take in everything that a state has, whatever its name."""
-    return {name: part for name, part in _inside(parts).items() if isinstance(part, LRScheduler)}
-
-
-def _searches(parts: Mapping[str, Any]) -> dict[str, AutoScheduler]:
-    """Those that search."""
-    return {name: one for name, one in _schedulers(parts).items() if isinstance(one, AutoScheduler)}
-
-
-def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts, and the schedulers inside torch's: the second in a SequentialLR ``s`` is ``s[1]``."""
-    found = dict(parts)
+def _inside(parts: Mapping[str, Any], kind: type[_Part]) -> dict[str, _Part]:
+    """The parts of a kind, also schedulers inside torch's: the second in a SequentialLR ``s`` is ``s[1]``."""
+    found = {name: part for name, part in parts.items() if isinstance(part, kind)}
     for name, part in parts.items():
         own = vars(part).values() if isinstance(part, LRScheduler) else ()  # torch has no public name for them
         for some in (one for one in own if isinstance(one, (list, tuple))):
-            found |= _inside({f"{name}[{i}]": one for i, one in enumerate(some) if isinstance(one, LRScheduler)})
+            found |= _inside({f"{name}[{i}]": one for i, one in enumerate(some) if isinstance(one, LRScheduler)}, kind)
     return found

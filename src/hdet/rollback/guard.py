@@ -6,7 +6,7 @@ optimizer's fused kernels read, so that nothing waits. :meth:`Guard.step` notes 
 (:meth:`Guard._look`): the ranks show each other these numbers, the policy decides (:mod:`hdet.rollback.guard_policy`:
 when to hold still, when to roll back, to which snapshot, at which rate), and the guard acts on its
 :class:`hdet.rollback.snapshots.Snapshots`. One process looks as soon as it sees a strange step. On a GPU numbers are
-read :data:`DELAY` steps late, so that it always has work to do (:mod:`hdet.rollback.readings`).
+read :data:`DELAY` steps late, so that it always has work to do (:class:`hdet.rollback.guarded_step.Readings`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -24,25 +24,15 @@ from torch.optim import Optimizer
 
 from hdet.checks import is_finite, items_of, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
-from hdet.optimizer.groups import (
-    check_model,
-    check_optimizer,
-    end_step,
-    parts_of,
-    unwrapped,
-)
+from hdet.optimizer.groups import check_model, check_optimizer, end_step, parts_of, unwrapped
 from hdet.optimizer.hooks import hook_steps, once_gradients_are_there, refuse_without_hooks
 from hdet.ranks.group import ReplicaGroup, arriving
 from hdet.ranks.shards import Partitioned, refuse_partitions
 from hdet.rollback.gathering import GuardRanks
 from hdet.rollback.guard_policy import SPACING, GuardPolicy
 from hdet.rollback.guard_state import ASIDE, RECENT, Cause, GuardDecision, GuardState, Hold, Outcome, Step
-from hdet.rollback.guarded_step import (
-    NO_CAPTURE,
-    GuardedStep,
-)
-from hdet.rollback.readings import Readings
-from hdet.rollback.reporting import in_words, left_out_in_words, why_given_up, why_not_rolled_back
+from hdet.rollback.guarded_step import NO_CAPTURE, GuardedStep, Readings
+from hdet.rollback.reporting import in_words, why_given_up, why_not_rolled_back
 from hdet.rollback.snapshots import Snapshots
 from hdet.rule.constants import BLOCKS
 from hdet.rule.enums import Action
@@ -119,7 +109,11 @@ class Guard:
         check_optimizer(optimizer)
         check_model(model, needed=True)
         self._policy = _checked(check_every=check_every, factor=factor, recover=recover, max_rollbacks=max_rollbacks)
-        self._also = _checked_averages(also)
+        averages = None if isinstance(also, nn.Module) else items_of(also)  # one with layers is a list, too
+        fits = averages is not None and all(isinstance(one, nn.Module) for one in averages)
+        cure = "give averages of the weights, such as [torch.optim.swa_utils.AveragedModel(model)]"
+        must_be("a list of nn.Modules", fits, cure, also=also)
+        self._also = tuple(averages or ())
         refuse_without_hooks(optimizer)
         refuse_partitions(optimizer, "guard", "what is written into them does not reach the model")
         self._optimizer, self._model = optimizer, model
@@ -262,22 +256,22 @@ class Guard:
             state = self._state.remembering(self._snapshots.present(self._optimizer))
             decision = self._policy.after_look(state, t, seen, is_sound=is_sound, spacing=spacing, delay=t - known)
             if decision.action is Action.ROLL_BACK and decision.state.hold is not None:
-                decision = decision._replace(state=self._setting_aside(decision.state, decision.state.hold))
+                decision = self._setting_aside(decision, decision.state.hold)
         if state.unproven is not None and is_sound:
             self._size = size
         self._act(decision, is_finite=is_finite)
-        self._tell(decision, seen, steps)
+        self._tell(decision, dict(zip(steps, seen, strict=True)))
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
         self._state, self._looked = decision.state, t if has_jumped else known
         self._readings.forget(self._looked)
         self._snapshots.keep_only(decision.state.slots)
 
-    def _setting_aside(self, state: GuardState, hold: Hold) -> GuardState:
+    def _setting_aside(self, decision: GuardDecision, hold: Hold) -> GuardDecision:
         """Copy the weights that will be replaced, unless they are NaN or infinite on any rank. Collective."""
-        if not self._ranks.are_finite(self._ranks.sizes().values()):
-            return state._replace(hold=hold._replace(replaced=None))
-        self._snapshots.keep(ASIDE, self._optimizer, self._model)
-        return state
+        if self._ranks.are_finite():
+            self._snapshots.keep(ASIDE, self._optimizer, self._model)
+            return decision
+        return decision._replace(state=decision.state._replace(hold=hold._replace(replaced=None)))
 
     def _act(self, decision: GuardDecision, *, is_finite: bool) -> None:
         action, t = decision.action, self._t
@@ -295,16 +289,13 @@ class Guard:
         elif action is Action.GO_ON and not is_finite:
             raise DivergedError(why_not_rolled_back(self._ranks.not_finite(), t, has_snapshot=False))
 
-    def _tell(self, decision: GuardDecision, seen: Sequence[Step], steps: range) -> None:
+    def _tell(self, decision: GuardDecision, seen: Mapping[int, Step]) -> None:
         """Tell people at once, on one rank."""
-        if self._ranks.replica_index.replica != 0:
+        text = in_words(decision, self._t, self._policy, self._state.slowed, seen)
+        if not text or self._ranks.replica_index.replica != 0:
             return
-        text = in_words(decision, self._t, self._policy, self._state.slowed)
-        if not text and self._state.hold is None:
-            text = left_out_in_words(seen, steps)
-        if text:
-            _log.info("%s", text)
-        if text and decision.state.hold is None and decision.outcome is not Outcome.HARDER_DATA:
+        _log.info("%s", text)
+        if decision.state.hold is None and decision.outcome is not Outcome.HARDER_DATA:
             warnings.warn(text, RollbackWarning, stacklevel=users_level())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -369,12 +360,3 @@ def _checked(check_every: Any, factor: Any, recover: Any, max_rollbacks: Any) ->
         recover = must_count(1, "None keeps the rate low", recover=recover)
     max_rollbacks = must_count(0, "0 raises at once", max_rollbacks=max_rollbacks)
     return GuardPolicy(check_every, float(factor), recover, max_rollbacks)
-
-
-def _checked_averages(also: Any) -> tuple[nn.Module, ...]:
-    """Averages of the weights. Raises for what is no list of modules; a module with layers is one, too."""
-    found = None if isinstance(also, nn.Module) else items_of(also)
-    fits = found is not None and all(isinstance(one, nn.Module) for one in found)
-    cure = "give averages of the weights, such as [torch.optim.swa_utils.AveragedModel(model)]"
-    must_be("a list of nn.Modules", fits, cure, also=also)
-    return tuple(found or ())

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hdet.rollback.guard_state import (
     ASIDE,
@@ -59,6 +60,9 @@ HELD_PART = 50
 before; and :data:`CALM` at least."""
 CALM = 2
 """Losses in a row that must be as usual. If the data are harder, single ones are as usual by chance."""
+_Levels: TypeAlias = tuple[float, float, float]
+"""The level of the losses before, the one that is suspected, and the part of the way between them that counts as bad.
+NaN: unknown, or not needed."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +130,11 @@ class GuardPolicy:
         proven = None
         if state.unproven is not None:
             if not is_sound:
-                return self._diverged(state, t, t, Cause.WEIGHTS)
+                return self._diverged(state, t, t, Cause.WEIGHTS, (math.nan, math.nan, math.nan))
             state, proven = self._proven(state, state.unproven, spacing)
         if state.hold is not None:
-            decision = self._holding(state, state.hold, t, steps)
-        else:
-            decision = self._after_steps(state, t, steps, spacing, t - delay)
-        return decision._replace(proven=proven)
+            return self._holding(state, state.hold, t, steps)._replace(proven=proven)
+        return self._after_steps(state, t, steps, spacing, t - delay)._replace(proven=proven)
 
     def _proven(self, state: GuardState, new: Snapshot, spacing: int) -> tuple[GuardState, int]:
         """The last snapshot is sound, and is copied to a slot of its own. One from before this round stays, too."""
@@ -149,7 +151,9 @@ class GuardPolicy:
         if state.nonfinite >= PATIENCE:
             return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
         if state.strange > 1:
-            return self._diverged(state, t, before_first_strange, Cause.STEP, steps)
+            losses = [one.loss for one in steps if one.loss is not None and state.usual.is_exceeded_by(Step(one.loss))]
+            levels = state.usual.median_loss, losses[-1] if losses else math.nan, LOOKS.as_bad
+            return self._diverged(state, t, before_first_strange, Cause.STEP, levels)
         if state.strange or 0 < len(state.unjudged) < LOOK:
             return GuardDecision(state)
         return self._judged(state, t, spacing, known)
@@ -165,7 +169,7 @@ class GuardPolicy:
             levels, latest = _levels(state.rounds, rounds, ROUNDS), min(latest, state.begun)
             state = state._replace(rounds=rounds, begun=known, losses=())
         if verdict is Verdict.DIVERGED:
-            return self._diverged(state, t, latest, Cause.LOSSES, levels=levels)
+            return self._diverged(state, t, latest, Cause.LOSSES, levels)
         is_well = not blocks or _is_well(looks, blocks[-1])
         if state.unproven is not None or not is_due(state.kept, t, spacing) or not is_well:
             return GuardDecision(state)  # if the last loss is not well, the next look shows what became of the weights
@@ -194,15 +198,7 @@ class GuardPolicy:
         slowed = state.slowed._replace(rollbacks=state.slowed.rollbacks + 1)  # the rate is not to blame
         return GuardDecision(ended._replace(slowed=slowed), ended=hold, outcome=Outcome.BAD_DATA)
 
-    def _diverged(
-        self,
-        state: GuardState,
-        t: int,
-        latest: int,
-        cause: Cause,
-        steps: Sequence[Step] = (),
-        levels: tuple[float, float, float] | None = None,
-    ) -> GuardDecision:
+    def _diverged(self, state: GuardState, t: int, latest: int, cause: Cause, levels: _Levels) -> GuardDecision:
         """Go back to a snapshot of step ``latest`` or before, if there is one. Later ones may have diverged already.
 
         Args:
@@ -210,13 +206,8 @@ class GuardPolicy:
             t: steps made.
             latest: the last step whose weights can be trusted.
             cause: what was strange.
-            steps: the steps that were strange, if it was single ones.
-            levels: of the losses before and now, and the part of the way between them that counts as bad, if it was a
-                level.
+            levels: of the losses.
         """
-        losses = [one.loss for one in steps if one.loss is not None and state.usual.is_exceeded_by(Step(one.loss))]
-        strange = losses[-1] if losses else math.nan
-        levels = levels or (state.usual.median_loss, strange, LOOKS.as_bad)
         looks, rounds = (history.suspecting(math.nan) for history in (state.looks, state.rounds))
         state = state._replace(looks=looks, rounds=rounds, begun=t, losses=(), unjudged=(), unproven=None)
         if not state.kept:  # these weights stay, and are the measure now
@@ -243,19 +234,15 @@ class GuardPolicy:
         ceiling = min(low, slowed.ceiling) if is_to_blame else slowed.ceiling
         slowed = Slowed(slowed.rollbacks + 1, slowed.in_a_row + 1 if is_next else 1, t, low, ceiling)
         is_last = slowed.in_a_row > self.max_rollbacks and decision.action is not Action.GO_ON
-        return decision._replace(
-            state=state._replace(slowed=slowed), action=Action.GIVE_UP if is_last else decision.action
-        )
+        action = Action.GIVE_UP if is_last else decision.action
+        return decision._replace(state=state._replace(slowed=slowed), action=action)
 
 
 def _having_seen(state: GuardState, steps: Sequence[Step]) -> GuardState:
     """The state with the steps of a look; the second strange one in a row ends it."""
-    losses = tuple(one.loss for one in steps if one.loss is not None)
-    state = state._replace(
-        left_out=state.left_out + sum(one.left_out for one in steps),
-        losses=(*state.losses, *losses),
-        unjudged=(*state.unjudged, *losses),
-    )
+    losses, left_out = tuple(one.loss for one in steps if one.loss is not None), sum(one.left_out for one in steps)
+    state = state._replace(left_out=state.left_out + left_out)
+    state = state._replace(losses=state.losses + losses, unjudged=state.unjudged + losses)
     for one in steps:
         strange = state.is_strange(one)
         state = state._replace(
@@ -268,8 +255,7 @@ def _having_seen(state: GuardState, steps: Sequence[Step]) -> GuardState:
     return state
 
 
-def _levels(before: LossHistory, after: LossHistory, limits: Limits) -> tuple[float, float, float]:
-    """The level before, the one that is suspected, and the part of the way between them that counts as bad."""
+def _levels(before: LossHistory, after: LossHistory, limits: Limits) -> _Levels:
     return min(before.before, default=math.nan), after.suspect_level, limits.as_bad
 
 

@@ -1,13 +1,13 @@
-"""One step of an optimizer under a guard: what is measured before it, and what is changed while it is made.
+"""One step of an optimizer under a guard: what is changed while it is made, and what is measured in it.
 
-Gradients, weights and optimizer state are measured in few launches and without synchronising host and device. For the
-time of the step rates may be lowered, and gradients hidden from the optimizer.
+For the time of the step rates may be lowered, and gradients hidden from the optimizer (:class:`GuardedStep`). Numbers
+stay on the device until they can be read without waiting (:class:`Readings`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from hdet.errors import ArgumentError
 from hdet.optimizer.groups import trained_parameters
 from hdet.optimizer.hooks import is_capturing, stands_still
 from hdet.optimizer.rates import Rate, copy_rate, shared_rates
-from hdet.ranks.shards import Partitioned, is_continued, local
-from hdet.ranks.weights import norm_of
+from hdet.ranks.shards import is_continued
+from hdet.rollback.guard_state import Step
+from hdet.rollback.losses import held_scalar
 
-__all__ = ["NO_CAPTURE", "GuardedStep", "gradient_norm", "is_float", "largest", "memory_of"]
+__all__ = ["NO_CAPTURE", "GuardedStep", "Readings"]
 
 NO_CAPTURE = (
     "a step that is replayed from a CUDA graph calls no hook, so its rate could not be lowered. Capture forward and "
@@ -42,14 +43,8 @@ class GuardedStep:
         self._optimizer = optimizer
         self._begun = self._withheld = -1
         """The step that is being made, and the last one whose gradients were hidden. -1: none is."""
-        self._rates: list[tuple[dict[str, Any], Rate, Rate]] = []
-        """Parameter groups with their own rate and the one that stands there now."""
-        self._gradients: list[tuple[Tensor, Tensor]] = []
-        """Parameters and the gradients that are hidden."""
-        self._skips = False
-        """Whether the optimizer's kernels were told when to leave the step out."""
-        self._scaler: Tensor | None = None
-        """What a GradScaler had told them."""
+        self._undo: list[Callable[[], object]] = []
+        """What restores each rate and gradient that was changed."""
 
     def begins(self, t: int, factor: float) -> bool:
         """Lower the rates for step ``t``. Returns whether its gradients are to be measured.
@@ -59,7 +54,7 @@ class GuardedStep:
         """
         if is_capturing(self._optimizer):
             raise ArgumentError(f"optimizer.step() was captured under a hdet.Guard, but {NO_CAPTURE}")
-        if stands_still(self._optimizer) or self._rates or self._gradients or self._skips or self._begun == t:
+        if stands_still(self._optimizer) or self._undo or self._begun == t:
             return False
         if factor != 1:
             self._lower_rates(factor)
@@ -72,22 +67,20 @@ class GuardedStep:
 
     @torch.no_grad()
     def _lower_rates(self, factor: float) -> None:
-        """Multiply the rates. Groups may share one tensor."""
+        """Multiply the rates; tensors in place. Groups may share one tensor."""
         first = shared_rates(self._optimizer)
         for group in (group for g, group in enumerate(self._optimizer.param_groups) if first[g] == g):
             own = copy_rate(group["lr"])
-            if isinstance(group["lr"], Tensor):
-                group["lr"].mul_(factor)
-            else:
-                group["lr"] *= factor
-            self._rates.append((group, own, copy_rate(group["lr"])))
+            group["lr"] *= factor
+            self._undo.append(partial(_restore_rate, group, own, copy_rate(group["lr"])))
 
     def withhold(self, t: int) -> None:
         """Hide the gradients of step ``t``: every optimizer leaves parameters without gradients alone."""
         self._withheld = t
-        self._gradients = [(p, p.grad) for p in trained_parameters(self._optimizer) if p.grad is not None]
-        for p, _ in self._gradients:
-            p.grad = None
+        for p in trained_parameters(self._optimizer):
+            if p.grad is not None:
+                self._undo.append(partial(setattr, p, "grad", p.grad))
+                p.grad = None
 
     @property
     def can_be_skipped(self) -> bool:
@@ -109,66 +102,90 @@ class GuardedStep:
     @torch.no_grad()
     def skip_above(self, norm: Tensor, limit: float) -> None:
         """Have the optimizer's kernels leave the step out if the norm is above the limit, NaN or infinite."""
-        self._skips, self._scaler = True, self.skipped_by_scaler
-        skip = (norm <= limit).logical_not().to(torch.float32)
-        if self._scaler is not None:
-            skip = torch.maximum(skip, self._scaler.to(skip))
+        skip, scaler = (norm <= limit).logical_not().to(torch.float32), self.skipped_by_scaler
+        if scaler is None:
+            self._undo.append(partial(vars(self._optimizer).pop, "found_inf", None))
+        else:
+            self._undo.append(partial(setattr, self._optimizer, "found_inf", scaler))
+            skip = torch.maximum(skip, scaler.to(skip))
         self._optimizer.found_inf = skip  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def ends(self) -> None:
         """Restore rates and gradients, bit by bit. A rate that was written by someone else since then stays."""
-        for group, own, lowered in self._rates:
-            if isinstance(own, Tensor):
-                group["lr"].copy_(torch.where(group["lr"] == lowered, own, group["lr"]))
-            elif group["lr"] == lowered:
-                group["lr"] = own
-        for p, gradient in self._gradients:
-            p.grad = gradient
-        if self._scaler is not None:
-            self._optimizer.found_inf = self._scaler  # type: ignore[attr-defined]
-        elif self._skips and hasattr(self._optimizer, "found_inf"):
-            del self._optimizer.found_inf
-        self._rates, self._gradients, self._skips, self._scaler, self._begun = [], [], False, None, -1
+        for restore in self._undo:
+            restore()
+        self._undo, self._begun = [], -1
 
 
-@torch.no_grad()
-def gradient_norm(optimizer: Optimizer) -> Tensor | None:
-    """The 2-norm of the gradients that this rank holds, as a scalar on their device; None if there are none.
+def _restore_rate(group: dict[str, Any], own: Rate, lowered: Rate) -> None:
+    if isinstance(own, Tensor):
+        group["lr"].copy_(torch.where(group["lr"] == lowered, own, group["lr"]))
+    elif group["lr"] == lowered:
+        group["lr"] = own
 
-    On a device, where each tensor takes time, only matrices are measured: if a gradient is NaN, infinite or far too
-    large, it is so in most layers. A scale that a fused step will divide by is taken out. If ranks hold partitions, it
-    is that of all ranks' gradients.
+
+class Readings:
+    """Named numbers of each step. A tensor is copied at once, since the caller may use it again.
+
+    :meth:`send` lets all that are on a GPU travel to the host, in one copy. Who reads them waits for that copy alone:
+    if some more steps were made since, the device has work to do meanwhile.
     """
-    if isinstance(optimizer, Partitioned) and (known := optimizer.gradient_norm()) is not None:
-        return known
-    held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    measured = [gradient for gradient in held if gradient.is_cpu or gradient.dim() > 1] or held
-    norm = norm_of([one if type(one) is Tensor and not one.is_sparse else _held(one) for one in measured], 2.0)
-    scale = getattr(optimizer, "grad_scale", None)
-    return norm if norm is None or scale is None else norm / scale.to(norm.device)
 
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[str, float | Tensor]] = {}
+        self._arriving: list[torch.cuda.Event] = []
+        """After these, numbers that were sent are on the host."""
 
-@torch.no_grad()
-def largest(tensors: Iterable[Tensor]) -> Tensor | None:
-    """The largest absolute value of what this rank holds of some tensors; NaN if there is one, None if there are none.
+    def add(self, t: int, **values: float | Tensor | None) -> None:
+        """Note those numbers of step ``t`` that are known. Raises if one is no number and no tensor of one element."""
+        found = {name: held_scalar(value) for name, value in values.items() if value is not None}
+        self._steps.setdefault(t, {}).update(found)
 
-    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
-    tensor(3.)
-    """
-    return norm_of([local(tensor) for tensor in tensors], math.inf)
+    def send(self) -> None:
+        """Begin to copy what is on GPUs to the host. Does not synchronise."""
+        alike: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str, Tensor]]] = {}
+        for row in self._steps.values():
+            for name, value in row.items():
+                if isinstance(value, Tensor) and value.is_cuda:
+                    alike.setdefault((value.device, value.dtype), []).append((row, name, value))
+        for (device, dtype), own in alike.items():
+            host = torch.empty(len(own), dtype=dtype, pin_memory=True)
+            host.copy_(torch.stack([value for *_, value in own]), non_blocking=True)
+            self._arriving.append(torch.cuda.current_stream(device).record_event())
+            for (row, name, _), number in zip(own, host.unbind(), strict=True):
+                row[name] = number
 
+    def at(self, t: int) -> dict[str, float]:
+        """The numbers of step ``t``, by name. Waits for those that are still on a device."""
+        while self._arriving:
+            self._arriving.pop().synchronize()
+        return {name: float(value) for name, value in self._steps.get(t, {}).items()}
 
-def _held(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else local(gradient)
+    def step(self, t: int) -> Step:
+        """What this rank knows of step ``t``: its ``loss``, its ``norm``, and whether it was left out.
 
+        The gradients of a step that a GradScaler has left out (``scaler`` is above 0) say nothing. The optimizer's
+        kernels have left out a step whose norm is above the ``limit`` that they were given.
+        """
+        found = self.at(t)
+        if found.get("scaler", 0.0) > 0:
+            return Step(found.get("loss"))
+        is_above = "limit" in found and not found["norm"] <= found["limit"]
+        return Step(found.get("loss"), found.get("norm"), is_above or "left_out" in found)
 
-def memory_of(optimizer: Optimizer) -> list[Tensor]:
-    """What the optimizer remembers of its parameters in floating point, without counters."""
-    states = [optimizer.state.get(p, {}) for p in trained_parameters(optimizer)]
-    return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.dim() and is_float(v)]
+    def forget(self, until: int) -> None:
+        """Forget all steps before step ``until``."""
+        self._steps = {t: row for t, row in self._steps.items() if t >= until}
 
+    def saved(self) -> list[list[Any]]:
+        """For a checkpoint: step, name and number of each. Waits for all of them."""
+        return [[t, name, value] for t in self._steps for name, value in self.at(t).items()]
 
-def is_float(tensor: Tensor) -> bool:
-    """Whether its numbers can be NaN."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    @classmethod
+    def loaded(cls, rows: Iterable[Sequence[Any]]) -> Readings:
+        """New readings from :meth:`saved`; of several ranks the last one counts. Raises if they are anything else."""
+        found = cls()
+        for t, name, value in rows:
+            found.add(int(t), **{str(name): float(value)})
+        return found

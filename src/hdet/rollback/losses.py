@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from hdet.checks import shown
+from hdet.checks import is_real, shown
 from hdet.errors import ArgumentError
 from hdet.ranks.weights import to_host
 from hdet.rule.rounds import mean_of
 
-__all__ = ["Losses", "copied_scalar", "scalar_of"]
+__all__ = ["Losses", "held_scalar"]
 
 
 class Losses:
@@ -36,10 +35,8 @@ class Losses:
 
     def add(self, loss: float | Tensor, step: int = 0) -> None:
         """Add the loss of a step of the round: a number or a tensor of one element."""
-        value = scalar_of(loss)
+        self._losses.append((step, held_scalar(loss)))
         self.ever = True
-        held = value if isinstance(value, (float, int)) else copied_scalar(value)  # isinstance of a Tensor is slower
-        self._losses.append((step, held))
 
     def on_device(self) -> list[Tensor]:
         """The losses that are on a device, so that they can be read together with other numbers."""
@@ -65,34 +62,25 @@ class Losses:
         """New losses from pairs of step and loss. Raises if they are anything else."""
         found = cls()
         for step, loss in rows:
-            found.add(_number(loss), int(step))
+            found.add(loss, int(step))
         return found
 
 
-def copied_scalar(value: Tensor) -> Tensor:
-    """A copy on its device, since the caller may use the tensor again; at least fp32, for sums. One launch."""
-    return value.detach().reshape(()).to(torch.promote_types(value.dtype, torch.float32), copy=True)
-
-
-def scalar_of(loss: object) -> float | Tensor:
-    """A loss as a number, or as it is if it is a tensor of one element on a device. Raises for anything else."""
+def held_scalar(loss: object) -> float | Tensor:
+    """A loss as a number. If it is a tensor on a device, it is a copy there, since the caller may use it again; at
+    least in fp32, for sums. Raises for anything else."""
     if not isinstance(loss, Tensor):
-        return _number(loss)
+        if not is_real(loss):
+            raise ArgumentError(
+                f"a loss must be a number or a tensor of one element, but got {shown(loss)}; "
+                "pass the loss itself, or call step() without an argument"
+            )
+        return float(loss)  # type: ignore[arg-type]  # a number
     if loss.numel() != 1 or loss.dtype.is_complex:
         raise ArgumentError(
             f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
             "reduce it first, for instance loss.mean()"
         )
-    return loss.item() if loss.is_cpu or loss.is_meta else loss
-
-
-def _number(loss: object) -> float:
-    try:
-        if isinstance(loss, Real) and not isinstance(loss, bool):
-            return float(loss)
-    except OverflowError:  # an integer that no float can hold
-        pass
-    raise ArgumentError(
-        f"a loss must be a number or a tensor of one element, but got {shown(loss)}; "
-        "pass the loss itself, or call step() without an argument"
-    )
+    if loss.is_cpu or loss.is_meta:
+        return loss.item()
+    return loss.detach().reshape(()).to(torch.promote_types(loss.dtype, torch.float32), copy=True)

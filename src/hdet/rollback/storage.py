@@ -6,20 +6,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import chain, repeat
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hdet.copies import copy_all_
-from hdet.ranks.shards import local
 
-__all__ = ["HOST", "Slabs", "Storage", "leaves", "mapped"]
+__all__ = ["HOST", "Slabs", "Storage", "exchanged", "has_room", "leaves"]
 
 HOST = torch.device("cpu")
-_Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
-"""Copies and their sources."""
 _SLAB = 1 << 26
 """Bytes of pinned memory that are allocated at once: a GB takes 0.4 s this way, and 0.9 s tensor by tensor."""
 _ALIGNED = 512
@@ -27,17 +26,16 @@ _ALIGNED = 512
 
 
 class Storage:
-    """Makes copies, and knows whether a device has room for them.
+    """Makes copies, and knows which are under way.
 
     A copy to the host goes through pinned memory and is not waited for: weights on the stream that trains, optimizer
     state on a stream beside it. :meth:`wait` must be called before the optimizer changes the latter.
     """
 
     def __init__(self) -> None:
-        self._beside: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: dict[torch.device, torch.cuda.Event] = {}
         self._left: set[torch.device] = set()
-        """Devices from which copies to the host may still be under way."""
+        """GPUs from which copies to the host may still be under way."""
 
     def copied(self, value: Any, old: Any, on_device: bool, slabs: Slabs, *, beside: bool = False) -> Any:
         """A copy of the same structure. Does not synchronise.
@@ -47,39 +45,35 @@ class Storage:
             old: an earlier copy, whose memory is used again if its tensors are of the same shapes, in the same order.
             on_device: whether tensors of a device stay there.
             slabs: where copies that leave a GPU get their memory.
-            beside: whether training goes on meanwhile, as in :meth:`fill_`.
+            beside: whether copies that leave a GPU are made on a stream beside training.
         """
-        earlier, pairs = iter(leaves(old)), list[tuple[Tensor, Tensor]]()
+        copies: dict[int, Tensor] = {}
+        pairs: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        for source, own in zip(leaves(value), chain(leaves(old), repeat(None)), strict=False):
+            device = source.device if on_device else HOST
+            if own is None or (own.shape, own.dtype, own.device) != (source.shape, source.dtype, device):
+                leaves_gpu = source.is_cuda and not on_device
+                own = slabs.like(source) if leaves_gpu else torch.empty_like(source.detach(), device=device)
+            copies[id(source)] = own
+            pairs.setdefault(source.device, []).append((own, source.detach()))
+        for device, found in pairs.items():
+            leaves_gpu = device.type == "cuda" and not on_device
+            if leaves_gpu:
+                self._left.add(device)
+            if leaves_gpu and beside:
+                self._copy_beside(found, device)
+            else:
+                copy_all_(found)
+        return exchanged(value, copies)
 
-        def copy(tensor: Tensor) -> Tensor:
-            pairs.append((_memory_for(tensor, next(earlier, None), on_device, slabs), tensor.detach()))
-            return pairs[-1][0]
-
-        own = mapped(value, copy)
-        self.fill_(pairs, beside=beside)
-        return own
-
-    def fill_(self, pairs: _Pairs, *, beside: bool = False) -> None:
-        """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
-        at_once: _Pairs = []
-        aside: dict[torch.device, _Pairs] = {}
-        for target, source in pairs:
-            leaves_gpu = source.is_cuda and target.is_cpu
-            if target.is_cpu and not source.is_cpu:
-                self._left.add(source.device)
-            place = aside.setdefault(source.device, []) if beside and leaves_gpu else at_once
-            place.append((target, source))
-        copy_all_(at_once)
-        for device, own in aside.items():
-            if device not in self._beside:
-                self._beside[device] = torch.cuda.Stream(device)
-            stream = self._beside[device]
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                copy_all_(own)
-            for _, source in own:
-                source.record_stream(stream)  # if training gives it up now, its memory waits for the copy
-            self._under_way[device] = stream.record_event()
+    def _copy_beside(self, pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> None:
+        stream = _stream_beside(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            copy_all_(pairs)
+        for _, source in pairs:
+            source.record_stream(stream)  # if training gives it up now, its memory waits for the copy
+        self._under_way[device] = stream.record_event()
 
     def wait(self) -> None:
         """Let the GPU do everything from here on after the copies under way. Does not synchronise."""
@@ -90,16 +84,26 @@ class Storage:
     def finish(self) -> None:
         """Wait until copies to the host can be read."""
         for device in self._left:
-            torch.accelerator.synchronize(device)
+            torch.cuda.synchronize(device)
         self._left, self._under_way = set(), {}
 
-    @staticmethod
-    def has_room(needed: Iterable[Tensor]) -> bool:
-        """Whether copies of some tensors fit on their devices: into half of what is free."""
-        sizes: Counter[torch.device] = Counter()
-        for tensor in map(local, needed):
-            sizes[tensor.device] += 0 if tensor.is_cpu else tensor.nbytes
-        return all(size <= _free(device) // 2 for device, size in sizes.items())
+
+@cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def has_room(needed: Iterable[Tensor]) -> bool:
+    """Whether copies of some tensors fit on their devices: into half of what is free."""
+    sizes: Counter[torch.device] = Counter()
+    for tensor in needed:
+        sizes[tensor.device] += 0 if tensor.is_cpu else tensor.nbytes
+    return all(size <= _free(device) // 2 for device, size in sizes.items())
+
+
+def _free(device: torch.device) -> int:
+    """Free bytes, without those that torch has cached: the next step will need them."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 class Slabs:
@@ -125,31 +129,31 @@ class Slabs:
         return own.view(source.dtype).view(source.shape)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same lists and dicts, with other tensors in them."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return type(value)(mapped(item, change) for item in value) if isinstance(value, (list, tuple)) else value
-
-
 def leaves(value: Any) -> list[Tensor]:
-    """All tensors in lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for item in items for tensor in leaves(item)]
+    """All tensors in lists and dicts, in their order.
+
+    >>> leaves({"a": torch.tensor(1), "more": [(torch.tensor(2), "word"), torch.tensor(3)]})
+    [tensor(1), tensor(2), tensor(3)]
+    """
+    found, left = list[Tensor](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (Mapping, list, tuple)):
+            left += reversed(list(one.values()) if isinstance(one, Mapping) else one)
+    return found
 
 
-def _memory_for(source: Tensor, old: Tensor | None, on_device: bool, slabs: Slabs) -> Tensor:
-    """Memory for a copy of a tensor: that of an earlier copy, if it fits."""
-    device = source.device if on_device else HOST
-    if old is not None and (old.shape, old.dtype, old.device) == (source.shape, source.dtype, device):
-        return old
-    return slabs.like(source) if source.is_cuda and not on_device else torch.empty_like(source, device=device)
+def exchanged(value: Any, others: Mapping[int, Tensor]) -> Any:
+    """The same lists and dicts with other tensors in them, by the ids of those whose places they take.
 
-
-def _free(device: torch.device) -> int:
-    """Free bytes, without those that torch has cached: the next step will need them."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    >>> one, two = torch.tensor(1), torch.tensor(2)
+    >>> exchanged({"a": one, "more": [(one, "word")]}, {id(one): two})
+    {'a': tensor(2), 'more': [(tensor(2), 'word')]}
+    """
+    if not isinstance(value, (dict, list, tuple)):
+        return others.get(id(value), value)
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    made = {key: others[id(one)] if isinstance(one, Tensor) else exchanged(one, others) for key, one in items}
+    return made if isinstance(value, dict) else type(value)(made.values())
