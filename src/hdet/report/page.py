@@ -109,7 +109,7 @@ def _section(run: RunData) -> dict[str, Any]:
 
 @functools.cache
 def _packed_plotly() -> str:
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    from plotly.offline import get_plotlyjs
 
     return _packed(get_plotlyjs())
 
