@@ -37,8 +37,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hdet.rule import plain
 from hdet.rule.constants import FP32_ROUNDING
+from hdet.rule.state import Plain
 
 
 class Sums(NamedTuple):
@@ -98,25 +98,25 @@ class PathSums(NamedTuple):
         return Sums(self.numerator, denominator, rates, self.rates_before / self.weight, self.absolute)
 
 
-def weight_ratio(before: Any, now: Any, xp: Any = plain) -> Any:
+def weight_ratio(before: Any, now: Any, xp: Any = Plain) -> Any:
     """What earlier sums count for if the rate goes from ``before`` to ``now``: at most as much as until then."""
     return xp.where(now > 0, xp.clip((before / xp.where(now > 0, now, 1.0)) ** 2, 0.0, 1.0), 1.0)
 
 
-def estimate(sums: Sums, xp: Any = plain) -> Any:
+def estimate(sums: Sums, xp: Any = Plain) -> Any:
     """The estimated rate; 0 if gradients have turned against the path, so that a sum is not above 0, or if there are
     none."""
     agree = (sums.numerator > 0) & (sums.denominator > 0)
     return xp.where(agree, sums.numerator * sums.rates / xp.where(agree, sums.denominator, 1.0), 0.0)
 
 
-def straightness(sums: Sums, xp: Any = plain) -> Any:
+def straightness(sums: Sums, xp: Any = Plain) -> Any:
     """kappa: 1 along a straight path, 0 if the sums say nothing."""
     says = sums.straight > 0
     return xp.where(says, estimate(sums, xp) / xp.where(says, sums.straight, 1.0), 0.0)
 
 
-def balance(sums: Sums, xp: Any = plain) -> Any:
+def balance(sums: Sums, xp: Any = Plain) -> Any:
     """beta: 1 if all gradients point on along the path, -1 if all point back; 0 if there are none.
 
     >>> balance(Sums(numerator=1.0, denominator=1.0, rates=1.0, absolute=4.0))

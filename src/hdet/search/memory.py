@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hdet.rule.decision import Decision, Evidence
 from hdet.rule.enums import Phase, Reason
 from hdet.rule.found import Found, Status, status_of, within
-from hdet.rule.judge import LossHistory
+from hdet.rule.judge import Block, LossHistory
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import Block
-from hdet.rule.state import Decision, Evidence, State
+from hdet.rule.state import State
 from hdet.state import fields_of, from_fields, in_pairs, plain
 
 

@@ -44,14 +44,13 @@ from hdet.ranks.weights import NO_WEIGHTS, read
 from hdet.rollback.losses import Losses
 from hdet.rollback.snapshots import START, Snapshots
 from hdet.rule.constants import QUIET
-from hdet.rule.decision import Rule
+from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Phase, Reason
 from hdet.rule.estimate import Measured
 from hdet.rule.found import Found
-from hdet.rule.policy import Snapshot
+from hdet.rule.judge import Snapshot, mean_of, merged, table_of
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import mean_of, merged, next_end, table_of
-from hdet.rule.state import Decision, Evidence, State
+from hdet.rule.state import State
 from hdet.search import reporting
 from hdet.search.bounds import NO_BOUNDS, Bounds, bounded, is_bound
 from hdet.search.gathering import Ranks
