@@ -220,11 +220,11 @@ class AutoScheduler(LRScheduler):
 
     def converge(self) -> None:
         """Average the model's buffers over the ranks now, and nothing else: weights are equal already. Collective."""
-        self.search.converge(self.optimizer, self._t)
+        self.search.ranks.converge(self.optimizer, self._t)
 
     def consensus(self) -> AbstractContextManager[None]:
         """Inside, buffers are averaged; afterwards they are each rank's own, also after an exception. Collective."""
-        return self.search.consensus(self.optimizer, self._t)
+        return self.search.ranks.consensus(self.optimizer, self._t)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

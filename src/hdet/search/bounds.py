@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hdet.optimizer.groups import with_added
 from hdet.optimizer.rates import Rate
-from hdet.rule.state import State
 
 _Rate = TypeVar("_Rate", float, Rate)
 
@@ -58,13 +57,3 @@ class Bounds(NamedTuple):
 
 
 NO_BOUNDS = Bounds()
-
-
-def bounded(state: State, most: float) -> State:
-    """The state with a factor that is not above what is used; ``most``: :meth:`Bounds.factor`."""
-    return state.bounded(math.log(most))
-
-
-def is_bound(state: State, most: float) -> bool:
-    """Whether the rate is at the bound, and not at a ceiling below it."""
-    return bool(state.is_bound(math.log(most)))
