@@ -34,7 +34,7 @@ functions below; ``xp`` is their array module.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hdet.rule.constants import FP32_ROUNDING
@@ -92,6 +92,13 @@ class PathSums(NamedTuple):
             rates_before=w * self.rates_before + rates,
             weight=w * self.weight + 1.0,
         )
+
+    def with_steps(self, products: Sequence[float], rates: Iterable[float], ratios: Iterable[float]) -> PathSums:
+        """The sums with more steps, in turn."""
+        sums = self
+        for product, before, w in zip(products, rates, ratios, strict=True):
+            sums = sums.with_step(product, before, w)
+        return sums
 
     def over(self, denominator: float, rates: float) -> Sums:
         """What the formula takes. A step must have been sampled."""

@@ -235,11 +235,11 @@ class Measure:
         if self._origin is None or not rows[0]:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
-        moves, origins, *more = counted_once(rows, width) if len(rows) > 1 else _columns(rows[0], width)
+        moves, origins, *more = counted_once(rows, width)
         count, sums = len(self._sizes), Sums(0.0, 0.0, 0.0)
         if self._sum:
             *products, denominator = map(sum, more[count:])
-            self._now = self._summed(products)
+            self._now = self._known.with_steps(products, map(float, self._rates_before), map(float, self._decays))
             sums = self._now.over(denominator, float(self._rates))
         else:
             self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
@@ -257,15 +257,6 @@ class Measure:
             is_broken=is_broken,
             rounding=self._origin.pieces.rounding,
         )
-
-    def _summed(self, products: Sequence[float]) -> PathSums:
-        """The sums with the steps of this round."""
-        sums = self._known
-        for product, rates, decay in zip(
-            products, map(float, self._rates_before), map(float, self._decays), strict=True
-        ):
-            sums = sums.with_step(product, rates, decay)
-        return sums
 
     def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
         """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
@@ -327,15 +318,6 @@ def _weight_ratio(before: Rate, now: Rate) -> Any:
 def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tensor:
     """Scalars as one, on the first one's device. One alone is not touched: each launch counts."""
     return values[0] if len(values) == 1 else fold(torch.stack([value.to(values[0].device) for value in values]))
-
-
-def _columns(row: Sequence[float], width: int) -> list[list[float]]:
-    """The row of a rank that is alone as :func:`counted_once` would have it: a list for each number of a block.
-
-    >>> _columns([1.0, 3.0, 4.0, 2.0, 5.0, 6.0], 3)
-    [[3.0, 5.0], [4.0, 6.0]]
-    """
-    return [list(row[k::width]) for k in range(1, width)]
 
 
 def _size(gradient: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,9 +24,6 @@ from hdet.rule.decision import is_sampled, next_end
 from hdet.rule.found import listed
 from hdet.search.measure import Measure
 from hdet.search.reporting import warn
-
-Arguments: TypeAlias = tuple[Any, ...]
-Keywords: TypeAlias = dict[str, Any]
 
 
 class Sampling(Enum):
@@ -96,7 +93,7 @@ class Steps:
 
     # -- the hook -----------------------------------------------------------------------------------------------------
 
-    def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
+    def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._inside:
             return None
         self._inside = True
@@ -232,7 +229,7 @@ class Written:
 
     def __init__(self) -> None:
         self._rates: Sequence[Rate] = ()
-        self._marks: list[Any] = []
+        self._marks: list[tuple[Rate, int]] = []
         self._t = 0
         self._is_told = False
         """Whether people know of it, and it has not stopped since."""
@@ -240,7 +237,7 @@ class Written:
     def note(self, groups: Sequence[dict[str, Any]], rates: Sequence[Rate], t: int) -> None:
         """These rates of step ``t`` have just been written into these groups."""
         self._rates, self._t = rates, t
-        self._marks = [own if isinstance(own := group["lr"], float) else _mark(own) for group in groups]
+        self._marks = [_mark(group["lr"]) for group in groups]
 
     def hold(self, groups: Sequence[dict[str, Any]], *, is_loaded: bool) -> None:
         """Before a step: write the rates again, if others are there, and say so.
@@ -249,15 +246,12 @@ class Written:
         """
         if len(self._marks) != len(groups):  # one was added
             return
-        for group, mark in zip(groups, self._marks, strict=True):
-            if (rate := group["lr"]) is not mark and not _is_there(rate, mark):
-                break
-        else:  # as usual, without delay
+        if all(map(_is_there, groups, self._marks)):
             self._is_told = False
             return
         found = [float(group["lr"]) for group in groups]
         for group, mark, rate in zip(groups, self._marks, self._rates, strict=True):
-            group["lr"] = mark[0] if isinstance(mark, tuple) else mark  # the tensor itself
+            group["lr"] = mark[0]  # a tensor itself
             put_rate(group, rate)
         self.note(groups, self._rates, self._t)
         own = [float(group["lr"]) for group in groups]
@@ -270,11 +264,13 @@ class Written:
             )
 
 
-def _mark(rate: Any) -> Any:
-    return (rate, rate._version) if isinstance(rate, Tensor) else rate  # the version is known without reading it
+def _mark(rate: Rate) -> tuple[Rate, int]:
+    """A rate and the version of its tensor, which is known without reading it."""
+    return rate, rate._version if isinstance(rate, Tensor) else 0
 
 
-def _is_there(rate: Any, mark: Any) -> bool:
+def _is_there(group: dict[str, Any], mark: tuple[Rate, int]) -> bool:
+    rate, (written, version) = group["lr"], mark
     if isinstance(rate, Tensor):
-        return isinstance(mark, tuple) and rate is mark[0] and rate._version == mark[1]
-    return bool(rate == mark)
+        return rate is written and rate._version == version
+    return not isinstance(written, Tensor) and bool(rate == written)
