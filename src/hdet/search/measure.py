@@ -114,8 +114,9 @@ class Measure:
         return self._origin is None or self._origin.parameters != [id(p) for p in self.searched(optimizer)]
 
     def set_origin(self, optimizer: Optimizer) -> None:
-        """The path begins here, unless it has begun."""
-        if self._origin is None:
+        """The path begins here, unless it has begun with these parameters."""
+        if self.begins_here(optimizer):
+            self.begin_path()
             self._origin = _Origin.at(self.searched(optimizer))
 
     def searched(self, optimizer: Optimizer) -> list[Tensor]:

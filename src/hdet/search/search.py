@@ -35,7 +35,7 @@ from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import JournalWriter
 from hdet.optimizer.groups import direction, with_added
 from hdet.optimizer.rates import Rate
-from hdet.ranks.group import ReplicaIndex, Solo, arriving
+from hdet.ranks.group import Solo, arriving
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
 from hdet.rollback.losses import Losses
@@ -143,16 +143,6 @@ class Search(EqualByState):
         return self.steps.measure.groups
 
     @property
-    def total_steps(self) -> int | None:
-        """The length of the run in steps; None: unknown."""
-        return self.rule.total_steps
-
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        """This rank's place."""
-        return self.rank_group.replica_index
-
-    @property
     def holds_rise(self) -> bool:
         """Whether the schedule's rising phase is held at its peak, since the search climbs by itself."""
         return self.found.phase is not Phase.STOPPED
@@ -218,7 +208,7 @@ class Search(EqualByState):
         """
         if self.rank_group.in_consensus:
             self.rank_group.check_step(before)  # raises
-        if before == 0 and self.replica_index.replica == 0:
+        if before == 0 and self.rank_group.replica_index.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
             self._take_loss(loss)
@@ -226,9 +216,9 @@ class Search(EqualByState):
             self._tell_what_is_missing(before)
         if _is_distributed():
             self.ranks.connect(optimizer, before)
-        if not self.journal_writer.is_locked and self.replica_index.size == 1:
+        if not self.journal_writer.is_locked and self.rank_group.replica_index.size == 1:
             self.journal_writer.lock(Solo(), writes=True)  # a group of one rank
-        self._is_finished = after >= (self.total_steps or math.inf)
+        self._is_finished = after >= (self.rule.total_steps or math.inf)
         self.steps.sampling = self._sampling
         self.steps.end_step(optimizer)
         return self._round_ends(after)
@@ -247,7 +237,7 @@ class Search(EqualByState):
 
     def _round_ends(self, t: int) -> bool:
         """Whether a round ends: by the optimizer's steps, at the schedule's last two, and at the first ones."""
-        last = self.total_steps
+        last = self.rule.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
         made, begun = self.steps.made, self.steps.begun
@@ -279,7 +269,7 @@ class Search(EqualByState):
         sign = direction([optimizer.param_groups[g] for g in self._groups])
         evidence, progress = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
         decision = self._decide(optimizer, evidence, now)
-        peaks_now, ends = not memory.has_peaked and span[1] >= course.climb_end, span[1] == self.total_steps
+        peaks_now, ends = not memory.has_peaked and span[1] >= course.climb_end, span[1] == self.rule.total_steps
         self._act(decision, evidence, progress, optimizer)
         self.losses.reset()
         if writes and self._has_journal and journal.is_kept:
@@ -288,7 +278,7 @@ class Search(EqualByState):
             now = (course.held if self.holds_rise else course.free)[1]  # the search may have stopped
             both = (rates, self.rates(now, span[1])), (then, now)
             record = reporting.record_of(memory, evidence, decision, *both, seconds)
-            journal.write({**record, "total_steps": self.total_steps}, self.knobs, began)
+            journal.write({**record, "total_steps": self.rule.total_steps}, self.knobs, began)
         if ends and self._has_journal:
             journal.close()
         memory.rounds += 1
@@ -337,7 +327,7 @@ class Search(EqualByState):
         is_time = self.found.phase is Phase.SEARCHING and self.steps.made > self.rule.constants.min_round
         asks = is_time and not (memory.has_losses or is_special or self._has_asked)
         self._has_asked |= asks
-        if not (is_special or asks or ends or peaks_now or settles) or self.replica_index.replica != 0:
+        if not (is_special or asks or ends or peaks_now or settles) or self.rank_group.replica_index.replica != 0:
             return
         if is_special:
             reporting.warn_of(decision, t)
@@ -354,7 +344,7 @@ class Search(EqualByState):
     def _tell_what_is_missing(self, t: int) -> None:
         """At the first step since a checkpoint was loaded: by now all of it is."""
         lacks_tensors, self.steps.is_loaded, self._lacks_tensors = self._lacks_tensors, False, False
-        if lacks_tensors and t < (self.total_steps or math.inf) and self.replica_index.replica == 0:
+        if lacks_tensors and t < (self.rule.total_steps or math.inf) and self.rank_group.replica_index.replica == 0:
             reporting.warn(reporting.resumed_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
     # -- checkpoints, and runs whose length changes -------------------------------------------------------------------
@@ -365,16 +355,15 @@ class Search(EqualByState):
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
         return {**envelope, **self.memory.saved(), **counts}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+    def check(self, state: Mapping[str, Any]) -> Found:
+        """Raise unless :meth:`load` can go on from it. Changes nothing.
+
+        Returns:
+            what was found in the run that was saved.
+        """
         check_run(state, KIND, self.knobs)
         with reading(STATE_WORDS):
-            _read(state)
-
-    @staticmethod
-    def found_in(state: Mapping[str, Any]) -> Found:
-        """What was found, in a state that :meth:`check` accepts."""
-        return _read(state)[0].told
+            return _read(state)[0].told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from a state that :meth:`check` accepts.
@@ -423,7 +412,7 @@ class Search(EqualByState):
             version, step = search["version"], search["step"]
             if (version, step) != (STATE_VERSION, t):
                 raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
-            losses = Losses.loaded(self.replica_index.own(search["losses"]))
+            losses = Losses.loaded(self.rank_group.replica_index.own(search["losses"]))
             kept = tuple(Snapshot(int(made), int(slot)) for made, slot in search["kept"])
             measure = Measure.loaded(search["measure"], self._groups, optimizer)
             snapshots = Snapshots.loaded(search["snapshots"], optimizer)

@@ -113,37 +113,35 @@ class Steps:
         if not self.is_heard:  # of several steps between two of the scheduler, the first
             self.written.hold(optimizer.param_groups, is_loaded=self.is_loaded)
         self._keep_start(optimizer)
-        if not is_continued(optimizer):
-            if self.sampling is not Sampling.NONE:
-                self._sample(optimizer)
+        is_further = is_continued(optimizer)
+        if self.sampling is not Sampling.NONE and (self._sampled_last or not is_further):
+            self._sample(optimizer, continued=is_further)
+        if not is_further:
             self.made += 1
             self.is_heard = True
-        elif self._sampled_last and self.sampling is Sampling.FIRST:
-            self.measure.sample_sizes(optimizer, continued=True)
-        elif self._sampled_last and self.sampling is Sampling.SOME:
-            self.measure.sample(optimizer, continued=True)
 
     def _keep_start(self, optimizer: Optimizer) -> None:
         if self.sampling is Sampling.FIRST and START not in self.snapshots.present(optimizer):
             self.snapshots.keep(START, optimizer, self._model)
 
-    def _set_out(self, optimizer: Optimizer) -> None:
-        """Before a step: begin a path, if there is none. Layers may have been frozen or thawed since."""
-        if self.measure.begins_here(optimizer):
-            self.measure.begin_path()
-        self.measure.set_origin(optimizer)
+    def _sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = (), *, continued: bool = False) -> None:
+        """Measure the gradients of a step, if it is one of those that are sampled.
 
-    def _sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
-        """Measure the gradients of a step. ``weights``: those at which they were taken, if not those of now."""
-        self._sampled_last = self.sampling is Sampling.FIRST or self._is_due
-        if not self._sampled_last:
-            self.measure.pass_by(optimizer)
-            return
-        self._set_out(optimizer)
+        Args:
+            optimizer: its parameters hold the gradients.
+            weights: those at which the gradients were taken, if not those of now.
+            continued: whether they are of a further part of the step that was sampled last.
+        """
+        if not continued:
+            self._sampled_last = self.sampling is Sampling.FIRST or self._is_due
+            if not self._sampled_last:
+                self.measure.pass_by(optimizer)
+                return
+            self.measure.set_origin(optimizer)
         if self.sampling is Sampling.FIRST:
-            self.measure.sample_sizes(optimizer)
+            self.measure.sample_sizes(optimizer, continued=continued)
         else:
-            self.measure.sample(optimizer, weights)
+            self.measure.sample(optimizer, weights, continued=continued)
 
     @property
     def _is_due(self) -> bool:
@@ -164,7 +162,7 @@ class Steps:
             self._await_replay(optimizer)
         elif self.made == 0 and self.sampling is not Sampling.NONE:
             self._keep_start(optimizer)
-            self._set_out(optimizer)  # weights that move from here on without a step are moved by a graph
+            self.measure.set_origin(optimizer)  # weights that move from here on without a step are moved by a graph
         self.is_heard = False
 
     def begin_round(self, optimizer: Optimizer, *, resets_path: bool) -> None:
@@ -193,7 +191,7 @@ class Steps:
         self._keep_start(optimizer)
         self._awaits_replay, self._weights_before = self.sampling is not Sampling.NONE, []
         if self._awaits_replay:
-            self._set_out(optimizer)
+            self.measure.set_origin(optimizer)
             if self.sampling is Sampling.SOME and self._is_due:
                 self._weights_before = copies_of(self.measure.searched(optimizer))
 
