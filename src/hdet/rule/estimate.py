@@ -161,7 +161,7 @@ class Measured(NamedTuple):
     @property
     def gradient(self) -> float:
         """The largest absolute value in the round's gradients; 0 if there were none. NaN is not hidden."""
-        return largest_size(self.gradients)
+        return _largest(self.gradients)
 
     @property
     def has_estimate(self) -> bool:
@@ -173,8 +173,12 @@ class Measured(NamedTuple):
         return self.gradient != 0 and self.path_steps != 1
 
 
-def largest_size(sizes: Sequence[float]) -> float:
-    """The largest of some sizes, without hiding NaN; 0 if there are none."""
+def largest_sizes(columns: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """The largest size in each column, without hiding NaN."""
+    return tuple([_largest(sizes) for sizes in columns])
+
+
+def _largest(sizes: Sequence[float]) -> float:
     return max(sizes, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
 
 

@@ -36,10 +36,7 @@ class Plain:
     Both branches of :meth:`where` are computed, so that none may raise for what is not chosen.
     """
 
-    exp, sqrt = math.exp, math.sqrt
-    isfinite, isinf, isnan = math.isfinite, math.isinf, math.isnan
-    minimum, maximum = min, max
-    logical_not = not_
+    exp, isfinite, isinf, minimum, maximum, logical_not = math.exp, math.isfinite, math.isinf, min, max, not_
 
     @staticmethod
     def where(condition: bool, yes: _Value, no: _Value) -> _Value:

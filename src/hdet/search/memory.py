@@ -90,13 +90,13 @@ class Memory:
             sign: what losses are multiplied by, so that lower is better: -1 if they are maximised; 0: some groups do
                 that, others do not, and no loss is judged.
         """
-        measured, guess = seen.measured, then[self.lead]
+        end, measured, guess = seen.span[1], seen.measured, then[self.lead]
         blocks = self._signed(seen.blocks, measured.gradients, sign)
-        progress = self.progress.after(blocks, seen.end) if self.has_losses else self.progress
+        progress = self.progress.after(blocks, end) if self.has_losses else self.progress
         has_rate = measured.estimated_rate > 0 and guess > 0
         evidence = seen._replace(
             blocks=blocks,
-            shape=self._shape(then, now, climbs=seen.end <= seen.peak),
+            shape=self._shape(then, now, climbs=end <= seen.peak),
             measured=measured._replace(
                 moved=measured.moved if seen.is_finite else math.inf,
                 gradients=() if measured.is_broken else measured.gradients,
@@ -134,14 +134,14 @@ class Memory:
 
     def note(self, rule: Rule, decision: Decision, evidence: Evidence, progress: Progress) -> None:
         """A round has ended with this decision. ``progress``: the losses so far, with those of the round."""
-        before, after = self.found, decision.state
+        before, after, end = self.found, decision.state, evidence.span[1]
         is_raised = after.peak_factor > before.peak_factor or after.phase is not before.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.stopped_for = decision.why or self.stopped_for
         self.found = after
         self.rolled_back += decision.rolled_back_to is not None
         self.progress = decision.progress(self.progress, progress, evidence)
-        self.has_peaked = self.has_peaked or evidence.end >= evidence.peak
+        self.has_peaked = self.has_peaked or end >= evidence.peak
         self.is_falling = evidence.shape < rule.constants.fall_start
-        is_over = evidence.end == rule.total_steps if rule.total_steps else self.has_peaked and self.quiet >= QUIET
+        is_over = end == rule.total_steps if rule.total_steps else self.has_peaked and self.quiet >= QUIET
         self.rests = self.is_bound or is_over

@@ -170,7 +170,8 @@ class Search(EqualByState):
         self.memory.lead = self._groups[0]
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
-        self._bounds = self._bounds.grown(new)
+        if self._is_bounded:
+            self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class Search(EqualByState):
         """
         began, memory, journal = time.perf_counter(), self.memory, self.journal_writer
         then, now = course.held if self.holds_rise else course.free
-        rates = self.rates(then, span[0])
+        rates = self.rates(then, span[0]) if self._has_journal else []
         is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
         # arriving: the error of a failed collective names the ranks that are missing
         with nullcontext() if is_alone else arriving(f"the end of a round, at step {span[1]}"):
