@@ -158,6 +158,12 @@ class Measured(NamedTuple):
     rounding: float = FP32_ROUNDING
     """How much rounding may change a weight, as a part of it: half a unit in its last place."""
 
+    def with_sums(self, sums: Sums) -> Measured:
+        """With what the sums say: nothing but that they are broken, if one is NaN or infinite."""
+        if not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator)):
+            return self._replace(is_broken=True)
+        return self._replace(estimated_rate=estimate(sums), straightness=straightness(sums), balance=balance(sums))
+
     @property
     def gradient(self) -> float:
         """The largest absolute value in the round's gradients; 0 if there were none. NaN is not hidden."""

@@ -36,7 +36,8 @@ class Plain:
     Both branches of :meth:`where` are computed, so that none may raise for what is not chosen.
     """
 
-    exp, isfinite, isinf, minimum, maximum, logical_not = math.exp, math.isfinite, math.isinf, min, max, not_
+    exp, isfinite, isinf = math.exp, math.isfinite, math.isinf
+    minimum, maximum, logical_not = min, max, not_
 
     @staticmethod
     def where(condition: bool, yes: _Value, no: _Value) -> _Value:

@@ -24,17 +24,7 @@ from hdet.optimizer.groups import grouped_parameters, parameters_at, places_of
 from hdet.optimizer.rates import Rate, copy_rate
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
-from hdet.rule.estimate import (
-    Measured,
-    PathSums,
-    Sums,
-    balance,
-    estimate,
-    largest_sizes,
-    straightness,
-    typical_norm,
-    weight_ratio,
-)
+from hdet.rule.estimate import Measured, PathSums, largest_sizes, typical_norm, weight_ratio
 from hdet.search.pieces import Pieces, Reading, Vectors
 
 __all__ = ["Measure"]
@@ -59,7 +49,8 @@ class _Origin(NamedTuple):
 
     def displacement(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
         """x_0 - x, piece by piece; each valid until the next one."""
-        for origin, now, out in zip(self.vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
+        gathered, scratch = self.pieces.gathered(weights, 0), self.pieces.scratch[0]
+        for origin, now, out in zip(self.vectors, gathered, scratch, strict=True):
             yield torch.sub(origin, now, out=out)
 
 
@@ -237,27 +228,22 @@ class Measure:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
         moves, origins, *more = counted_once(rows, width)
-        count, sums = len(self._sizes), Sums(0.0, 0.0, 0.0)
-        if self._sum:
-            *products, denominator = map(sum, more[count:])
-            self._now = self._known.with_steps(products, map(float, self._rates_before), map(float, self._decays))
-            sums = self._now.over(denominator, float(self._rates))
-        else:
+        count = len(self._sizes)
+        if not self._sum:
             self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
-        is_broken = not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator))
-        sums = Sums(0.0, 0.0, 0.0) if is_broken else sums
-        return Measured(
+        measured = Measured(
             moved=_relative(moves, origins, self._typical),
             distance=math.hypot(*moves),
-            estimated_rate=estimate(sums),
-            straightness=straightness(sums),
-            balance=balance(sums),
             gradients=largest_sizes(more[:count]),
             rates=float(self._rates),
             path_steps=self._path_steps,
-            is_broken=is_broken,
             rounding=self._origin.pieces.rounding,
         )
+        if not self._sum:
+            return measured
+        *products, denominator = map(sum, more[count:])
+        self._now = self._known.with_steps(products, map(float, self._rates_before), map(float, self._decays))
+        return measured.with_sums(self._now.over(denominator, measured.rates))
 
     def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
         """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
