@@ -151,22 +151,17 @@ class State(NamedTuple):
         return self._replace(ceiling=self.ceiling + by, asked=self.asked + by)
 
 
-class FirstStep(NamedTuple):
-    """What follows from a first step."""
-
-    state: State
-    action: Action
-    says_nothing: bool
-    """Whether there were no gradients, or the optimizer has skipped the step because of them."""
-    was_too_long: bool
-    """Whether training begins again from the first weights for this reason."""
-
-
-def after_first_step(state: State, evidence: Any, constants: Constants = DEFAULT, xp: Any = Plain) -> FirstStep:
+def after_first_step(
+    state: State, evidence: Any, constants: Constants = DEFAULT, xp: Any = Plain
+) -> tuple[State, Action, bool, bool]:
     """The first step tells how far a step moves the weights: from then on the guess does not matter.
 
     With the length ``moved``, m becomes m ``relative_step / moved``. If nothing has moved, all of the step is lost in
     rounding, and m is raised; if little has, much of it may be rounding, and the step is made again at a higher m.
+
+    Returns:
+        the state; what is to be done with the weights; whether there were no gradients, or the optimizer has skipped
+        the step because of them; and whether training begins again from the first weights because it was too long.
     """
     c, measured, rates = constants, evidence.measured, evidence.measured.rates
     moved, size, before = measured.moved, measured.gradient, state.log_factor
@@ -196,7 +191,7 @@ def after_first_step(state: State, evidence: Any, constants: Constants = DEFAULT
     was_too_long = xp.logical_not(says_nothing) & is_long
     restarts = was_too_long | (xp.logical_not(says_nothing) & is_rounding)
     action = xp.where(restarts, Action.RESTART, xp.where(is_measured, Action.KEEP, Action.NOTHING))
-    return FirstStep(found, action, says_nothing, was_too_long)
+    return found, action, says_nothing, was_too_long
 
 
 def steered(state: State, evidence: Any, length: float, constants: Constants = DEFAULT, xp: Any = Plain) -> State:

@@ -53,6 +53,20 @@ class _Origin(NamedTuple):
         for origin, now, out in zip(self.vectors, gathered, scratch, strict=True):
             yield torch.sub(origin, now, out=out)
 
+    def gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
+        """Those that parameters hold, piece by piece; each valid until the next one."""
+        reading = Reading.of(optimizer)
+        return map(reading.read, self.pieces.gathered(reading.held(holding), 1))
+
+    def by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
+        return [_folded(own, fold) for own in self.pieces.by_place(values)]
+
+    def norms_of_tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The norm of each tensor here and how far it has moved, for each of the pieces' places in turn."""
+        both = self.pieces.norms_by_place(self.vectors), self.pieces.norms_by_place(self.displacement(weights))
+        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
+
 
 _NUMBERS = ("rates", "path_steps", "rate", "typical")
 """Attributes of a Measure that a checkpoint has as they are."""
@@ -143,8 +157,9 @@ class Measure:
     @torch.no_grad()
     def sample_sizes(self, optimizer: Optimizer, *, continued: bool = False) -> None:
         """Measure how large the gradients of the step to come are, and nothing else."""
-        gradients = self._gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
-        self._sizes.append(self._by_place([_size(gradient) for gradient in gradients], torch.max))
+        assert self._origin is not None  # the caller has set it
+        gradients = self._origin.gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
+        self._sizes.append(self._origin.by_place([_size(gradient) for gradient in gradients], torch.max))
         if not continued:
             self.pass_by(optimizer)
 
@@ -157,30 +172,19 @@ class Measure:
             their <g, x_0 - x>, for each of the pieces' places.
         """
         assert self._origin is not None  # the caller has set it
-        if not self._sum:
-            self._sum = self._origin.pieces.zeros()
+        origin = self._origin
+        self._sum = self._sum or origin.pieces.zeros()
         products, sizes = [], []
-        gradients = self._gradients(optimizer, holding)
-        for total, displaced, gradient in zip(self._sum, self._origin.displacement(weights), gradients, strict=True):
+        gradients = origin.gradients(optimizer, holding)
+        for total, displaced, gradient in zip(self._sum, origin.displacement(weights), gradients, strict=True):
             products.append(torch.dot(gradient, displaced))
             sizes.append(_size(gradient))
             if isinstance(decay, Tensor):
                 total.mul_(decay.to(total.device)).add_(gradient)
             else:
                 torch.add(gradient, total, alpha=decay, out=total)
-        self._sizes.append(self._by_place(sizes, torch.max))
-        return self._by_place(products, torch.sum)
-
-    def _gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
-        """Piece by piece; each valid until the next one."""
-        assert self._origin is not None
-        reading = Reading.of(optimizer)
-        return map(reading.read, self._origin.pieces.gathered(reading.held(holding), 1))
-
-    def _by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
-        assert self._origin is not None
-        return [_folded(own, fold) for own in self._origin.pieces.by_place(values)]
+        self._sizes.append(origin.by_place(sizes, torch.max))
+        return origin.by_place(products, torch.sum)
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
@@ -195,15 +199,8 @@ class Measure:
             lengths.append(torch.linalg.vector_norm(displaced))
             products += [torch.dot(self._sum[number], displaced)] if self._sum else []
         norms = [*lengths, *origin.norms]
-        sums = self._by_place(products, torch.sum) if self._sum else self._tensors(weights)
+        sums = origin.by_place(products, torch.sum) if self._sum else origin.norms_of_tensors(weights)
         return [*norms, *(number for numbers in (*self._sizes, *self._products) for number in numbers), *sums]
-
-    def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The norm of each tensor at the origin and how far it has moved, for each of the pieces' places in turn."""
-        assert self._origin is not None
-        pieces = self._origin.pieces
-        both = pieces.norms_by_place(self._origin.vectors), pieces.norms_by_place(self._origin.displacement(weights))
-        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
     def row(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block of numbers for each place.
