@@ -72,7 +72,7 @@ NAMES = {
     "_load_optimizer_and_scheduler": Row("transformers.trainer", "no event tells from which folder training resumes"),
 }
 
-STANDARD = {"_asdict", "_fields", "_make", "_replace", "_getframe"}
+STANDARD = {"_asdict", "_fields", "_make", "_replace", "_getframe", "_value_"}
 """Documented in Python's own library."""
 HANDED_IN = (torch.Tensor, torch.nn.Module, Optimizer, lr_scheduler.LRScheduler, lr_scheduler.OneCycleLR)
 

@@ -18,13 +18,12 @@ from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
 from hdet.rule.constants import DEFAULT, LIMITS, Constants, Limits
-from hdet.rule.decision import Rule
+from hdet.rule.decision import Decision, Evidence, Rule, is_sampled, next_end
 from hdet.rule.enums import Action, Phase
 from hdet.rule.estimate import Measured as Shown
 from hdet.rule.estimate import Sums, balance, estimate, straightness, typical_norm
+from hdet.rule.judge import Block, blocks_of
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import Block, blocks_of, is_sampled, next_end
-from hdet.rule.state import Decision, Evidence
 
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""

@@ -40,7 +40,7 @@ from real_lr import tidy
 from shapes import Factors, held, onecycle
 from stacked import Supply
 
-from hdet.rule.state import Decision
+from hdet.rule.decision import Decision
 from problems import Problem, losses_of, problem_of
 
 RESULTS = Path(__file__).parent / "results" / "endless.json"

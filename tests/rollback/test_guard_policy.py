@@ -22,7 +22,7 @@ from hdet.rollback.guard_state import (
     Step,
 )
 from hdet.rule.enums import Action
-from hdet.rule.policy import Snapshot
+from hdet.rule.judge import Snapshot
 
 pytestmark = pytest.mark.quick
 

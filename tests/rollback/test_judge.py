@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hdet.rule.constants import BLOCKS, FEWEST, Limits
 from hdet.rule.enums import Verdict
-from hdet.rule.judge import LossHistory, judge
-from hdet.rule.rounds import Block
+from hdet.rule.judge import Block, LossHistory, judge
 from tests.rollback.loss_curves import EXPLOSIONS, KINDS, LossCurve, curve, exploding, harder, recorded
 
 LATE = 5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
 from hdet.rule.constants import BLOCKS
-from hdet.rule.rounds import Block, merged, table_of
+from hdet.rule.judge import Block, merged, table_of
 
 pytestmark = pytest.mark.quick
 

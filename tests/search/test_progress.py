@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from hdet.rule.decision import next_end
+from hdet.rule.judge import merged, table_of
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import merged, next_end, table_of
 
 pytestmark = pytest.mark.quick
 

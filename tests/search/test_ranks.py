@@ -158,4 +158,4 @@ def test_weights_must_be_finite_and_buffers_not_nan(name: str, value: float) -> 
     with torch.no_grad():
         {"weights": model.weight, "buffers": model.running_mean, "neither": torch.ones(1)}[name].fill_(value)  # type: ignore[union-attr]
     is_fine = name == "neither" or (name == "buffers" and value == math.inf)
-    assert search._gather(optimizer, (3, 4), is_alone=True)[0].is_finite is is_fine
+    assert search.ranks.gather(optimizer, (3, 4), search.steps, search.losses, is_alone=True)[0].is_finite is is_fine

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.rule.constants import DEFAULT
-from hdet.rule.rounds import is_sampled, next_end
+from hdet.rule.decision import is_sampled, next_end
 from tests.search import twin
 
 pytestmark = pytest.mark.quick

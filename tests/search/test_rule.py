@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.rule.constants import DEFAULT as c
-from hdet.rule.decision import Rule
+from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Event, Phase, Reason
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import LossHistory
-from hdet.rule.policy import Snapshot
-from hdet.rule.rounds import Block, next_end
-from hdet.rule.state import Decision, Evidence, State
+from hdet.rule.judge import Block, LossHistory, Snapshot
+from hdet.rule.state import State
 
 pytestmark = pytest.mark.quick
 

@@ -15,9 +15,7 @@ from torch.optim import SGD, Adam
 
 import hdet
 from hdet.rule.enums import Phase
-from hdet.rule.judge import LossHistory
-from hdet.rule.policy import Snapshot
-from hdet.rule.rounds import Block
+from hdet.rule.judge import Block, LossHistory, Snapshot
 from hdet.rule.state import State
 from hdet.state import fields_of, from_fields
 from tests.search.runs import built, search_of

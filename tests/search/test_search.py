@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 import hdet
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
 from hdet.rule.constants import DEFAULT
+from hdet.rule.decision import next_end
 from hdet.rule.enums import Phase
-from hdet.rule.rounds import next_end
 from hdet.schedulers.trapezoid import Trapezoid
 from tests.problems import batch_of, network
 from tests.search import runs

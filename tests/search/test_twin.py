@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from hdet.rule.constants import DEFAULT as c
-from hdet.rule.decision import Rule
+from hdet.rule.decision import Evidence, Rule
 from hdet.rule.enums import Action, Phase
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import LossHistory
+from hdet.rule.judge import Block, LossHistory
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import Block
-from hdet.rule.state import Evidence, State
+from hdet.rule.state import State
 from tests.search.twin import Run, Seen, Settings, Theta, next_end
 
 pytestmark = pytest.mark.quick

@@ -18,10 +18,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.rule.constants import DEFAULT, Constants, Limits
-from hdet.rule.decision import Rule
+from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Phase
-from hdet.rule.rounds import blocks_of, next_end
-from hdet.rule.state import Decision, Evidence
+from hdet.rule.judge import blocks_of
 from hdet.search.measure import Measure
 from hdet.search.steps import Steps
 from lab.tests.experiments.small_tasks import CPU, small

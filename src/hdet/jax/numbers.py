@@ -1,6 +1,7 @@
 """Small arrays of numbers in which NaN means that nothing is there: the lists of the rule, at a fixed length.
 
-This is also the array module that :mod:`hdet.rule` takes as ``xp``, with the functions of :mod:`hdet.rule.plain`.
+This is also the array module that :mod:`hdet.rule` takes as ``xp``, with the functions of
+:class:`hdet.rule.state.Plain`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from hdet.jax.judge import Blocks
 from hdet.jax.numbers import Apart, Array, absent, at, count_of, middle, number, up_to, when
 from hdet.rule.constants import CLEAR, DEFAULT, FAR, FEW, FEWEST, HALF, LATEST, LEAST, RISEN, ROUNDED, SURE
+from hdet.rule.decision import next_end
 from hdet.rule.enums import Phase
-from hdet.rule.rounds import next_end
 
 LONGEST = 2**30
 """Steps that a run may have: they are counted in 32 bits."""

@@ -1,6 +1,6 @@
 """What follows from a round: :mod:`hdet.rule.decision` on arrays; that file says what it means.
 
-The arithmetic is that of :mod:`hdet.rule.steering`. What is written here once more is in which case which of it holds.
+The arithmetic is that of :mod:`hdet.rule.state`. What is written here once more is in which case which of it holds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from hdet.jax.progress import Outlook
 from hdet.rule.constants import DEFAULT as C
 from hdet.rule.constants import FEWEST
 from hdet.rule.enums import Action, Event, Phase, Reason, Verdict
-from hdet.rule.state import State
-from hdet.rule.steering import after_first_step, is_without_gain, lags, leads_nowhere, steered
+from hdet.rule.state import State, after_first_step, is_without_gain, lags, leads_nowhere, steered
 
 
 def code_of(member: Event | Reason) -> int:

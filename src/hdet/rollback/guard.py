@@ -36,7 +36,7 @@ from hdet.rollback.reporting import in_words, why_given_up, why_not_rolled_back
 from hdet.rollback.snapshots import Snapshots
 from hdet.rule.constants import BLOCKS
 from hdet.rule.enums import Action
-from hdet.rule.policy import Snapshot
+from hdet.rule.judge import Snapshot
 from hdet.state import fields_of, from_fields, reading
 
 __all__ = ["Guard"]

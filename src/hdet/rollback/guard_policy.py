@@ -44,9 +44,7 @@ from hdet.rollback.guard_state import (
 )
 from hdet.rule.constants import FEWEST, LOOKS, ROUNDS, Limits
 from hdet.rule.enums import Action, Verdict
-from hdet.rule.judge import LossHistory, judge
-from hdet.rule.policy import Snapshot, is_due, rolled_back
-from hdet.rule.rounds import Block, blocks_of
+from hdet.rule.judge import Block, LossHistory, Snapshot, blocks_of, is_due, judge, rolled_back
 
 LOOK = FEWEST
 """Steps from one look to the next: a level is made of as many losses."""

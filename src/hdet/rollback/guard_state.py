@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from hdet.rule.constants import LOOKS
 from hdet.rule.enums import Action
-from hdet.rule.judge import LossHistory
-from hdet.rule.policy import Snapshot
+from hdet.rule.judge import LossHistory, Snapshot
 
 RECENT, ASIDE = 0, 4
 """Slots: of the last snapshot, and of the weights that a rollback has replaced. Slots 1 to 3 hold snapshots that were

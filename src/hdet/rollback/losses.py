@@ -10,7 +10,7 @@ from torch import Tensor
 from hdet.checks import is_real, shown
 from hdet.errors import ArgumentError
 from hdet.ranks.weights import to_host
-from hdet.rule.rounds import mean_of
+from hdet.rule.judge import mean_of
 
 __all__ = ["Losses", "held_scalar"]
 

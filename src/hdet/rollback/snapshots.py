@@ -1,7 +1,7 @@
 """Snapshots of weights, buffers and optimizer state.
 
 :class:`Snapshots` has numbered slots. :meth:`Snapshots.keep` copies what is there now into one, and
-:meth:`Snapshots.roll_back_` restores it. Which slot is used for what is decided in :mod:`hdet.rule.policy`, and
+:meth:`Snapshots.roll_back_` restores it. Which slot is used for what is decided in :mod:`hdet.rule.judge`, and
 :mod:`hdet.rollback.storage` carries the copies out: on the device if it has room, else in pinned host memory, beside
 training.
 """

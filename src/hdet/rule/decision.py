@@ -33,9 +33,9 @@ losses that were fine, a batch is at fault: training is rolled back to the last 
 time the rate is lowered, and then a batch is excused again (:attr:`State.excused`). If the losses after a rollback are
 as high as before it, the data have become harder, and the rate is raised back. Once the search has stopped
 (:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept and restored is decided in
-:mod:`hdet.rule.policy`, which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
+:mod:`hdet.rule.judge`, which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
 
-The arithmetic is in :mod:`hdet.rule.steering`, which names the functions above, the numbers are in
+The arithmetic is in :mod:`hdet.rule.state`, which has the functions named above, the numbers are in
 :mod:`hdet.rule.constants`. :class:`hdet.search.search.Search` carries the decisions out.
 """
 
@@ -44,13 +44,127 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
-from hdet.rule.constants import DEFAULT, FEWEST, LIMITS, Constants, Limits
+from hdet.rule.constants import BLOCKS, DEFAULT, FEWEST, LIMITS, Constants, Limits
 from hdet.rule.enums import Action, Event, Phase, Reason, Verdict
-from hdet.rule.judge import judge
-from hdet.rule.policy import is_due, rolled_back, with_another
-from hdet.rule.state import Decision, Evidence, State
-from hdet.rule.steering import after_first_step, is_without_gain, lags, leads_nowhere, steered
+from hdet.rule.estimate import Measured
+from hdet.rule.judge import Block, is_due, judge, rolled_back, with_another
+from hdet.rule.progress import Progress
+from hdet.rule.state import State, after_first_step, is_without_gain, lags, leads_nowhere, steered
+
+
+@lru_cache(maxsize=64)  # every step asks for the end of its round
+def next_end(t: int, constants: Constants = DEFAULT) -> int:
+    """The first end of a round after ``t`` steps. The first round is one step; one that begins at t has max(2, 0.2 t).
+
+    >>> ends = [1]
+    >>> while ends[-1] < 100:
+    ...     ends.append(next_end(ends[-1]))
+    >>> ends
+    [1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 104]
+    """
+    end = 1
+    while end <= t:
+        end += max(constants.min_round, int(constants.round_growth * end))
+    return end
+
+
+def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
+    """Whether the gradient of step ``step`` of a round, counted from 0, is sampled: 8 of ``length`` at most.
+
+    >>> [step for step in range(40) if is_sampled(step, 40)]
+    [0, 5, 10, 15, 20, 25, 30, 35]
+    """
+    return step % max(1, math.ceil(length / constants.max_samples)) == 0
+
+
+class Evidence(NamedTuple):
+    """What is known when a round ends; equal on all ranks."""
+
+    span: tuple[int, int]
+    """The last step of the schedule in the round, and the one after it."""
+    steps: int
+    """How many steps the optimizer made."""
+    blocks: tuple[Block, ...] = ()
+    """The losses of the round; empty: none were given."""
+    peak: float = 0.0
+    """The step at which the schedule's rising phase ends."""
+    shape: float = 1.0
+    """The schedule at the round's end, over its highest value."""
+    measured: Measured = Measured()
+    """What the steps since the beginning of the path have shown."""
+    log_guess: float = 0.0
+    """log of the rate that m = 1 stands for."""
+    estimated_log_factor: float = -math.inf
+    """log m of the estimated rate; -inf if that is 0: there were no gradients, or they have turned against the path."""
+    made: int = 0
+    """Steps that the optimizer has made in all; 0: as many as the schedule."""
+    has_losses: bool = True
+    """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
+    has_fallen: bool = True
+    """:attr:`Progress.is_below`: whether the loss is clearly below where it began, by however little; also true if
+    nothing is known of it. "Until the loss has fallen" means this in the rule and its constants."""
+    has_gained: bool = True
+    """:attr:`Progress.has_gained`: whether the loss is below where it began, if only by chance."""
+    undone: tuple[float, float] | None = None
+    """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
+    is_finite: bool = True
+    """Whether all weights are finite, and no buffer is NaN."""
+    losses: tuple[float, ...] = ()
+    """The mean loss of each rank, for the journal; empty: none were given."""
+    highest: float = math.inf
+    """log of the largest m that the user allows."""
+
+    @property
+    def end(self) -> int:
+        """The steps of the schedule that have been made."""
+        return self.span[1]
+
+    @property
+    def falls_steadily(self) -> bool:
+        """Whether the loss has fallen in every eighth of the round: then hardly any of it is noise."""
+        means = [block.mean for block in self.blocks]
+        return self.has_losses and len(means) == BLOCKS and all(a > b for a, b in pairwise(means))
+
+    @property
+    def steps_per_call(self) -> float:
+        """Steps of the optimizer for each step of the schedule: a framework may step it once for each process.
+
+        >>> Evidence(span=(40, 41), steps=4, made=21).steps_per_call
+        0.5
+        """
+        calls = self.span[1] - 1  # the call that is being made may be the first one after a step
+        return (self.made - 1) / calls if self.made > 1 and calls > 0 else 1.0
+
+
+class Decision(NamedTuple):
+    """What follows from a round."""
+
+    state: State
+    action: Action = Action.NOTHING
+    slot: int | None = None
+    event: Event | None = None
+    """What happened; None: nothing special."""
+    rolled_back_to: int | None = None
+    """The step whose weights are restored."""
+    why: Reason | None = None
+    """Why the search stops, if it does."""
+    resets_path: bool = False
+    """Whether a new path begins."""
+    is_harder: bool = False
+    """Whether the data have become harder, so that earlier losses no longer count."""
+
+    def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
+        """What is remembered of the losses: those that were rolled back are not.
+
+        ``before``, ``after``: without the losses of the round, and with them.
+        """
+        if self.rolled_back_to is not None:
+            return before.rolled_back(self.rolled_back_to)
+        return Progress().after(evidence.blocks, evidence.end) if self.is_harder else after
 
 
 @dataclass(frozen=True)
@@ -120,7 +234,7 @@ class Rule:
         return self._keeping(decision, end)
 
     def _after_first_step(self, state: State, evidence: Evidence) -> Decision:
-        """See :func:`hdet.rule.steering.after_first_step`."""
+        """See :func:`hdet.rule.state.after_first_step`."""
         state, action, says_nothing, was_too_long = after_first_step(state, evidence, self.constants)
         event = None if says_nothing else Event.RESTARTED if was_too_long else Event.FIRST_STEP
         decision = Decision(state, event=event, resets_path=True)

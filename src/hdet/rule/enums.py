@@ -46,62 +46,50 @@ class Action(IntEnum):
     """A search begins again from the weights as they were before the first step."""
 
 
-class Event(str, Enum):
+class _Told(str, Enum):
+    """A code, which is the value, and what it says to people."""
+
+    text: str
+
+    def __new__(cls, code: str, text: str) -> _Told:
+        member = str.__new__(cls, code)
+        member._value_, member.text = code, text
+        return member
+
+
+class Event(_Told):
     """What happened at the end of a round. The journal has the value."""
 
-    FIRST_STEP = "first_step"
+    FIRST_STEP = "first_step", "first step"
     """The first step was measured: from then on the guess does not matter."""
-    RESTARTED = "restarted"
-    """The first step was too long: training began again from the first weights, at a lower rate."""
-    ROLLED_BACK = "rolled_back"
+    RESTARTED = "restarted", "restarted: the first step was too long"
+    """Training began again from the first weights, at a lower rate."""
+    ROLLED_BACK = "rolled_back", "diverged: rolled back to step {rolled_back_to}"
     """Training diverged: it was rolled back, and the rate was lowered."""
-    BAD_BATCH = "bad_batch"
-    """Weights were NaN or infinite for the first time: training was rolled back at the same rate."""
-    SLOWED_DOWN = "slowed_down"
-    """Training diverged, and there was no snapshot: only the rate was lowered."""
-    FALSE_ALARM = "false_alarm"
-    """After a rollback the losses were as high: the data are harder, and the rate was raised back."""
-    STOPPED = "stopped"
-    """No rate can be found: the given rate is used from here on."""
+    BAD_BATCH = "bad_batch", "weights NaN or infinite: rolled back to step {rolled_back_to}, at the same rate"
+    """Weights were NaN or infinite for the first time."""
+    SLOWED_DOWN = "slowed_down", "diverged: the rate is lowered"
+    """Training diverged, and there was no snapshot."""
+    FALSE_ALARM = "false_alarm", "the data were harder: the rate is as before"
+    """After a rollback the losses were as high."""
+    STOPPED = "stopped", "search stopped: {why}; using the given rate"
+    """No rate can be found."""
 
 
-class Reason(str, Enum):
+class Reason(_Told):
     """Why a search has its status. Journal and checkpoints have the value."""
 
-    NEVER_MOVED = "never_moved"
-    NO_GRADIENT = "no_gradient"
-    RATE_IGNORED = "rate_ignored"
-    TOO_SHORT = "too_short"
-    NOT_FALLEN = "not_fallen"
-    AT_BOUND = "at_bound"
-    STILL_RISING = "still_rising"
-    UNUSUAL = "unusual"
-
-    @property
-    def text(self) -> str:
-        """The reason in words."""
-        return _REASONS[self]
+    NEVER_MOVED = "never_moved", "no step has moved the weights"
+    NO_GRADIENT = "no_gradient", "weights moved, but no gradient was seen before the schedule's peak"
+    RATE_IGNORED = "rate_ignored", "update size does not scale with the learning rate"
+    TOO_SHORT = "too_short", "the run has fewer steps than the search needs, and uses the given rate"
+    NOT_FALLEN = "not_fallen", "the train loss has not fallen, or hardly"
+    AT_BOUND = "at_bound", "at the bound you gave"
+    STILL_RISING = "still_rising", "the schedule fell while the rate was still rising"
+    UNUSUAL = "unusual", "steps are more than ten times longer or shorter than other runs' at their best rates"
 
 
-_REASONS: dict[str, str] = {
-    Reason.NEVER_MOVED: "no step has moved the weights",
-    Reason.NO_GRADIENT: "weights moved, but no gradient was seen before the schedule's peak",
-    Reason.RATE_IGNORED: "update size does not scale with the learning rate",
-    Reason.TOO_SHORT: "the run has fewer steps than the search needs, and uses the given rate",
-    Reason.NOT_FALLEN: "the train loss has not fallen, or hardly",
-    Reason.AT_BOUND: "at the bound you gave",
-    Reason.STILL_RISING: "the schedule fell while the rate was still rising",
-    Reason.UNUSUAL: "steps are more than ten times longer or shorter than other runs' at their best rates",
-}
-_EVENTS: dict[str, str] = {
-    Event.FIRST_STEP: "first step",
-    Event.RESTARTED: "restarted: the first step was too long",
-    Event.ROLLED_BACK: "diverged: rolled back to step {rolled_back_to}",
-    Event.BAD_BATCH: "weights NaN or infinite: rolled back to step {rolled_back_to}, at the same rate",
-    Event.SLOWED_DOWN: "diverged: the rate is lowered",
-    Event.FALSE_ALARM: "the data were harder: the rate is as before",
-    Event.STOPPED: "search stopped: {why}; using the given rate",
-}
+_TEXTS = {member.value: member.text for kind in (Event, Reason) for member in kind}
 
 
 def event_of(record: Mapping[str, Any]) -> str | None:
@@ -113,9 +101,9 @@ def event_of(record: Mapping[str, Any]) -> str | None:
     'search stopped: no step has moved the weights; using the given rate'
     """
     code = record.get("event")
-    if code not in _EVENTS:  # none, or one of a later version
+    if code not in _TEXTS:  # none, or one of a later version
         return code or None
-    return _EVENTS[code].format(rolled_back_to=record.get("rolled_back_to"), why=reason_of(record))
+    return _TEXTS[code].format(rolled_back_to=record.get("rolled_back_to"), why=reason_of(record))
 
 
 def reason_of(record: Mapping[str, Any]) -> str:
@@ -125,4 +113,4 @@ def reason_of(record: Mapping[str, Any]) -> str:
     ('at the bound you gave', '')
     """
     why = record.get("why")
-    return _REASONS.get(why, why) if why else ""
+    return _TEXTS.get(why, why) if why else ""

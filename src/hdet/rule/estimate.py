@@ -34,11 +34,11 @@ functions below; ``xp`` is their array module.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hdet.rule import plain
 from hdet.rule.constants import FP32_ROUNDING
+from hdet.rule.state import Plain
 
 
 class Sums(NamedTuple):
@@ -93,30 +93,37 @@ class PathSums(NamedTuple):
             weight=w * self.weight + 1.0,
         )
 
+    def with_steps(self, products: Sequence[float], rates: Iterable[float], ratios: Iterable[float]) -> PathSums:
+        """The sums with more steps, in turn."""
+        sums = self
+        for product, before, w in zip(products, rates, ratios, strict=True):
+            sums = sums.with_step(product, before, w)
+        return sums
+
     def over(self, denominator: float, rates: float) -> Sums:
         """What the formula takes. A step must have been sampled."""
         return Sums(self.numerator, denominator, rates, self.rates_before / self.weight, self.absolute)
 
 
-def weight_ratio(before: Any, now: Any, xp: Any = plain) -> Any:
+def weight_ratio(before: Any, now: Any, xp: Any = Plain) -> Any:
     """What earlier sums count for if the rate goes from ``before`` to ``now``: at most as much as until then."""
     return xp.where(now > 0, xp.clip((before / xp.where(now > 0, now, 1.0)) ** 2, 0.0, 1.0), 1.0)
 
 
-def estimate(sums: Sums, xp: Any = plain) -> Any:
+def estimate(sums: Sums, xp: Any = Plain) -> Any:
     """The estimated rate; 0 if gradients have turned against the path, so that a sum is not above 0, or if there are
     none."""
     agree = (sums.numerator > 0) & (sums.denominator > 0)
     return xp.where(agree, sums.numerator * sums.rates / xp.where(agree, sums.denominator, 1.0), 0.0)
 
 
-def straightness(sums: Sums, xp: Any = plain) -> Any:
+def straightness(sums: Sums, xp: Any = Plain) -> Any:
     """kappa: 1 along a straight path, 0 if the sums say nothing."""
     says = sums.straight > 0
     return xp.where(says, estimate(sums, xp) / xp.where(says, sums.straight, 1.0), 0.0)
 
 
-def balance(sums: Sums, xp: Any = plain) -> Any:
+def balance(sums: Sums, xp: Any = Plain) -> Any:
     """beta: 1 if all gradients point on along the path, -1 if all point back; 0 if there are none.
 
     >>> balance(Sums(numerator=1.0, denominator=1.0, rates=1.0, absolute=4.0))
@@ -151,10 +158,16 @@ class Measured(NamedTuple):
     rounding: float = FP32_ROUNDING
     """How much rounding may change a weight, as a part of it: half a unit in its last place."""
 
+    def with_sums(self, sums: Sums) -> Measured:
+        """With what the sums say: nothing but that they are broken, if one is NaN or infinite."""
+        if not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator)):
+            return self._replace(is_broken=True)
+        return self._replace(estimated_rate=estimate(sums), straightness=straightness(sums), balance=balance(sums))
+
     @property
     def gradient(self) -> float:
         """The largest absolute value in the round's gradients; 0 if there were none. NaN is not hidden."""
-        return largest_size(self.gradients)
+        return _largest(self.gradients)
 
     @property
     def has_estimate(self) -> bool:
@@ -166,8 +179,12 @@ class Measured(NamedTuple):
         return self.gradient != 0 and self.path_steps != 1
 
 
-def largest_size(sizes: Sequence[float]) -> float:
-    """The largest of some sizes, without hiding NaN; 0 if there are none."""
+def largest_sizes(columns: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """The largest size in each column, without hiding NaN."""
+    return tuple([_largest(sizes) for sizes in columns])
+
+
+def _largest(sizes: Sequence[float]) -> float:
     return max(sizes, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
 
 

@@ -115,15 +115,11 @@ def status_of(
         return "searching", None
     if not has_fallen(SURE if is_falling else CLEAR):
         return ("stopped", Reason.NOT_FALLEN) if is_falling else ("searching", None)
-    doubt = None if is_bound else doubt_of(found)
-    return ("settled", Reason.AT_BOUND if is_bound else None) if doubt is None else ("unsure", doubt)
-
-
-def doubt_of(found: State) -> Reason | None:
-    """What speaks against the rate that was found."""
+    if is_bound:
+        return "settled", Reason.AT_BOUND
     if math.isinf(found.ceiling):
-        return Reason.STILL_RISING
-    return Reason.UNUSUAL if abs(found.asked - found.prior) > _UNUSUAL else None
+        return "unsure", Reason.STILL_RISING
+    return ("unsure", Reason.UNUSUAL) if abs(found.asked - found.prior) > _UNUSUAL else ("settled", None)
 
 
 def within(found: State) -> float:

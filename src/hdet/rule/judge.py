@@ -1,7 +1,7 @@
-r"""Has training diverged? A judge of training losses, round by round. Pure.
+r"""Has training diverged, and where is it rolled back to? What the search and ``hdet.Guard`` share. Pure.
 
-It compares a round with those before it. :mod:`hdet.rule.progress` answers another question: has the loss fallen at
-all since the run began?
+The judge compares a round with those before it. :mod:`hdet.rule.progress` answers another question: has the loss
+fallen at all since the run began?
 
 :func:`judge` takes what is remembered of the losses and those of a round, and gives a verdict. The *level* of a round
 is the lower median of its losses, in up to eight *blocks* (steps in a row, with the mean of their losses), so that
@@ -27,17 +27,87 @@ is better: the caller negates losses that are maximised.
 Losses cannot tell diverged weights from harder data. After a rollback they can: harder data are harder for the earlier
 weights, too. If the losses after the rollback are as high at once, it was a false alarm
 (:attr:`Verdict.FALSE_ALARM`), and the caller undoes it.
+
+Search and guard keep snapshots of the last good weights, and both undo a rollback that was a false alarm. A *round* is
+some steps in a row that are judged together:
+
+================= =============================================== =====================================================
+question          search (:class:`hdet.rule.decision.Rule`)         guard (:class:`~.guard_policy.GuardPolicy`)
+================= =============================================== =====================================================
+snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps or half a round (`is_due`)
+rolled back to    the older of two; if a batch is to blame, the   the last one from before the losses were strange; if
+                  last (`rolled_back`)                            that is no better, one further back
+no snapshot       the weights stay, the rate is lowered; an error the weights stay; an error if they are NaN or
+                  if they are NaN or infinite                     infinite
+rate              divided by 3, then raised again by the search   as it was the first time, then times ``factor``
+false alarm       the rate is raised back, the weights stay       rate and weights are as before the rollback
+================= =============================================== =====================================================
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hdet.rule.constants import CHANGES, FEW, FEWEST, LIMITS, REMEMBERED, UPPER_QUARTILE, Limits
+from hdet.rule.constants import BLOCKS, CHANGES, FEW, FEWEST, LIMITS, REMEMBERED, UPPER_QUARTILE, Limits
 from hdet.rule.enums import Verdict
-from hdet.rule.rounds import Block
+
+
+class Block(NamedTuple):
+    """Some steps in a row."""
+
+    mean: float
+    """The mean of their finite losses; NaN: there was none."""
+    steps: int
+
+
+def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
+    """The losses of single steps in up to eight blocks of equal length: the means of those that are finite.
+
+    >>> blocks_of([1.0, 2.0, math.nan] * 8)[:2]
+    (Block(mean=1.5, steps=3), Block(mean=1.5, steps=3))
+    """
+    return merged([table_of(enumerate(losses), len(losses))], len(losses))
+
+
+def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
+    """(step, loss) of a round of ``length`` steps, in eight blocks: as many numbers on every rank.
+
+    For each block: whether it has a loss, and the mean of those that are finite.
+    """
+    count = min(max(length, 1), BLOCKS)
+    blocks: list[list[float]] = [[] for _ in range(BLOCKS)]
+    for step, loss in losses:
+        blocks[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
+    return [number for own in blocks for number in (float(bool(own)), mean_of(filter(math.isfinite, own)))]
+
+
+def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
+    """The blocks of a round from the tables of all ranks: means over those that have a finite one.
+
+    >>> merged([table_of([(0, 4.0), (1, 2.0), (2, math.nan)], 3), table_of([(0, 2.0), (2, math.inf)], 3)], length=3)
+    (Block(mean=3.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1))
+    """
+    count, blocks = min(max(length, 1), BLOCKS), []
+    for k in range(count):
+        given, means = ([table[2 * k + i] for table in tables] for i in (0, 1))
+        if any(given):
+            steps = (k + 1) * length // count - k * length // count
+            blocks.append(Block(mean_of(filter(math.isfinite, means)), steps))
+    return tuple(blocks)
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean; NaN if there are none."""
+    found = list(values)
+    try:
+        return math.fsum(found) / len(found) if found else math.nan
+    except (OverflowError, ValueError):  # losses near the largest float; or infinite ones of both signs
+        return sum(value / len(found) for value in found)
+
+
+# -- has training diverged? --------------------------------------------------------------------------------------------
 
 
 class LossHistory(NamedTuple):
@@ -196,3 +266,44 @@ def _second_differences(blocks: Sequence[Block]) -> tuple[float, ...]:
 
 def _lower_median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
+
+
+# -- where training is rolled back to ----------------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """Weights, buffers and optimizer state as they were after ``step``, stored in ``slot``."""
+
+    step: int
+    slot: int
+
+
+def is_due(kept: Sequence[Snapshot], t: int, spacing: int) -> bool:
+    """Whether it is time for another snapshot; ``kept``: the snapshots there are, the oldest first."""
+    return not kept or t - kept[-1].step >= spacing
+
+
+def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
+    """The last snapshot and a new one of step ``t``, in the slot (0 or 1) that the last one does not use.
+
+    >>> with_another(with_another((), 4), 8)
+    (Snapshot(step=4, slot=0), Snapshot(step=8, slot=1))
+    """
+    last = tuple(kept[-1:])
+    return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
+
+
+def rolled_back(kept: Sequence[Snapshot], latest: float, *, further: bool = False) -> tuple[Snapshot, ...]:
+    """The snapshots that a rollback leaves, the oldest first; the last of them is the one to restore.
+
+    Args:
+        kept: the snapshots there are; none: the weights stay.
+        latest: later snapshots may have been made after training began to diverge. If all were, the oldest must do.
+        further: whether to go back by one more, if there is one.
+
+    >>> kept = (Snapshot(4, 0), Snapshot(8, 1))
+    >>> [rolled_back(kept, latest)[-1].step for latest in (9, 7, 3)], rolled_back(kept, 9, further=True)[-1].step
+    ([8, 4, 4], 4)
+    """
+    fitting = tuple(one for one in kept if one.step <= latest) or tuple(kept[:1])
+    return fitting[:-1] if further and len(fitting) > 1 else fitting

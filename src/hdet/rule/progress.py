@@ -33,7 +33,7 @@ from statistics import median
 from typing import NamedTuple
 
 from hdet.rule.constants import CLEAR, FAR, FEW, FEWEST, FLAT, HALF, LATEST, LEAST, RISEN, ROUNDED, SURE
-from hdet.rule.rounds import Block
+from hdet.rule.judge import Block
 
 
 class Stretch(NamedTuple):

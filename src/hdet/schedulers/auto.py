@@ -192,4 +192,4 @@ def _bounds_of(highest: Any, groups: int) -> Bounds:
     fits = all(is_real(one) and one > 0 for one in each) and len(each) == (groups if several else 1)
     rule = f"a rate above 0, or a list of {groups}, one for each parameter group, in which None is no bound"
     must_be(rule, fits, "leave it out for none", highest=highest)
-    return Bounds(each=tuple(map(float, each))) if several else Bounds(float(highest))
+    return Bounds(tuple(map(float, each))) if several else Bounds((float(highest),) * groups, added=float(highest))

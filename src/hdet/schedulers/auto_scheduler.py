@@ -220,11 +220,11 @@ class AutoScheduler(LRScheduler):
 
     def converge(self) -> None:
         """Average the model's buffers over the ranks now, and nothing else: weights are equal already. Collective."""
-        self.search.converge(self.optimizer, self._t)
+        self.search.ranks.converge(self.optimizer, self._t)
 
     def consensus(self) -> AbstractContextManager[None]:
         """Inside, buffers are averaged; afterwards they are each rank's own, also after an exception. Collective."""
-        return self.search.consensus(self.optimizer, self._t)
+        return self.search.ranks.consensus(self.optimizer, self._t)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class AutoScheduler(LRScheduler):
         with reading(STATE_WORDS):
             t, schedule, ours = state_dict["last_epoch"], state_dict["schedule"], state_dict["hdet"]
             refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
-            self.search.check(ours)
+            found = self.search.check(ours)
             if set(schedule) != set(own["schedule"]):
                 kinds = [
                     "a schedule of its own" if "plain_lrs" in one else "none" for one in (schedule, own["schedule"])
@@ -257,7 +257,7 @@ class AutoScheduler(LRScheduler):
                 )
             if not is_int(t) or t < 0:
                 raise ValueError(f"its step is {t!r}")
-            self._schedule.check(schedule, t, self.search.found_in(ours).max_lr)
+            self._schedule.check(schedule, t, found.max_lr)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of ranks; its values replace the constructor's.

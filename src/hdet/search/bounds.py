@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hdet.optimizer.groups import with_added
 from hdet.optimizer.rates import Rate
-from hdet.rule.state import State
 
 _Rate = TypeVar("_Rate", float, Rate)
 
@@ -27,44 +26,29 @@ class Bounds(NamedTuple):
     (0.5, [0.5, 0.1])
     """
 
-    common: float = math.inf
-    """The bound of every parameter group, also of groups that are added in the run; infinite: there is none."""
-    each: tuple[float, ...] | None = None
-    """One bound for each group, in place of the common one; groups that are added have none."""
+    each: tuple[float, ...] = ()
+    """The bound of each parameter group, infinite if it has none; empty: nothing is bounded."""
+    added: float = math.inf
+    """That of each group which is added in the run."""
 
     @property
     def lowest(self) -> float:
         """The lowest bound of all groups; infinite: nothing is bounded."""
-        return min(self.each or (self.common,))
-
-    def of(self, groups: int) -> Sequence[float]:
-        """The bound of each group, if there are ``groups`` of them."""
-        return self.each or (self.common,) * groups
+        return min(self.each, default=math.inf)
 
     def grown(self, new: Collection[int]) -> Bounds:
         """The bounds after groups were added; ``new``: their numbers among all groups."""
-        return self._replace(each=self.each and tuple(with_added(self.each, dict.fromkeys(new, math.inf))))
+        return self._replace(each=tuple(with_added(self.each, dict.fromkeys(new, self.added))))
 
     def factor(self, schedule: Sequence[Rate], peaks: Sequence[float] = ()) -> float:
         """The largest factor on a schedule and on its peaks so far, so that a schedule falls from the bound."""
         tops = [max(map(float, row)) for row in zip(schedule, peaks or [0.0] * len(schedule), strict=True)]
-        rows = zip(tops, self.of(len(tops)), strict=True)
-        return min((bound / top for top, bound in rows if top > 0), default=math.inf)
+        return min((bound / top for top, bound in zip(tops, self.each, strict=True) if top > 0), default=math.inf)
 
     def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
         """The rates, lowered to their bounds if rounding has brought them above; each keeps its type."""
-        rows = zip(rates, self.of(len(rates)), strict=True)
+        rows = zip(rates, self.each, strict=True)
         return [rate.clamp(max=bound) if isinstance(rate, Tensor) else min(rate, bound) for rate, bound in rows]
 
 
 NO_BOUNDS = Bounds()
-
-
-def bounded(state: State, most: float) -> State:
-    """The state with a factor that is not above what is used; ``most``: :meth:`Bounds.factor`."""
-    return state.bounded(math.log(most))
-
-
-def is_bound(state: State, most: float) -> bool:
-    """Whether the rate is at the bound, and not at a ceiling below it."""
-    return bool(state.is_bound(math.log(most)))

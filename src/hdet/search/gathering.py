@@ -1,7 +1,7 @@
 """What the ranks of a search do together: they check that they agree, average buffers, and gather what each has seen.
 
-After each of these all ranks know the same, so that all make the same decision. A search on one rank skips them; it
-only calls :meth:`Ranks.begin` at the start and, if it has a model, reads :attr:`Ranks.buffers` at a round's end.
+After each of these all ranks know the same, so that all make the same decision. A search on one rank only calls
+:meth:`Ranks.begin` at the start and :meth:`Ranks.gather` at a round's end, which reads what it has seen off its device.
 
 :mod:`hdet.ranks` serves replica ensembles too, so to its code each rank is a *replica*, although the ranks of a search
 hold one model. What it needs here: an :class:`Occasion` is the call of the user's in which ranks communicate, and
@@ -24,11 +24,16 @@ from hdet.copies import put_back
 from hdet.errors import DisagreementError
 from hdet.journal.writer import JournalWriter, connect_ranks
 from hdet.optimizer.groups import trained_parameters
-from hdet.ranks.agreement import Agreement, Occasion, RankGroup, RankReport
+from hdet.ranks.agreement import Agreement, Occasion, RankGroup, RankReport, fingerprints_of
 from hdet.ranks.average import average_
 from hdet.ranks.group import arriving, gather_named
 from hdet.ranks.shards import resharded
-from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, read
+from hdet.rollback.losses import Losses
+from hdet.rule.decision import Evidence
+from hdet.rule.estimate import Measured
+from hdet.rule.judge import mean_of, merged, table_of
+from hdet.search.steps import Sampling, Steps
 
 
 class Ranks:
@@ -55,6 +60,50 @@ class Ranks:
         self._replica_tensors.remember(optimizer)
         self._replica_tensors.set_aside()
 
+    def gather(
+        self, optimizer: Optimizer, span: tuple[int, int], steps: Steps, losses: Losses, *, is_alone: bool
+    ) -> tuple[Evidence, bool]:
+        """Read everything off the device at once, and gather it from all ranks. Collective.
+
+        Returns:
+            what all ranks have seen, and whether this rank writes the journal, if it has one.
+        """
+        measure = None if steps.sampling is Sampling.NONE else steps.measure
+        if not is_alone:
+            self._average_buffers(span[0], Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
+        weights, count = _what_trains(optimizer), steps.in_round
+        own = read(
+            {
+                "finite": [weights.all_finite().float()],
+                "nan": [buffer.isnan().any().float() for buffer in self.buffers],
+                "measured": measure.scalars(optimizer) if measure is not None else [],
+                "losses": losses.on_device(),
+                "fingerprints": [] if is_alone else fingerprints_of(weights, expect_equal=True),
+            }
+        )
+        given = losses.read(own["losses"])
+        row: dict[str, list[float]] = {
+            "sound": [not any(own["nan"])],
+            "table": table_of(given, count),
+            "mean": [mean_of([loss for _, loss in given])],
+            "measured": measure.row(own["measured"]) if measure is not None else [],
+        }
+        rows, is_finite, writes = [row], bool(own["finite"][0]), True
+        if not is_alone:
+            rows, agreed = self._exchange(span, weights, row, [*own["finite"], *own["fingerprints"]])
+            is_finite, writes = all(agreed.finite), agreed.writer == self.rank_group.group.rank
+        blocks = merged([one["table"] for one in rows], count)
+        evidence = Evidence(
+            span=span,
+            steps=count,
+            made=steps.made,
+            blocks=blocks,
+            measured=measure.measured([one["measured"] for one in rows]) if measure is not None else Measured(),
+            is_finite=is_finite and all(one["sound"][0] for one in rows),
+            losses=tuple([one["mean"][0] for one in rows]) if blocks else (),
+        )
+        return evidence, writes
+
     def connect(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
         if self.rank_group.is_due:
@@ -71,7 +120,12 @@ class Ranks:
             weights, shown, unread = _what_trains(optimizer), RankReport(signal=float(steps)), (1.0, 0.0, 0.0)
             self.rank_group.agree(Occasion.FINISH, t, weights, shown, expect_equal=False, values=unread)
 
-    def average_buffers(self, t: int, occasion: Occasion) -> None:
+    def converge(self, optimizer: Optimizer, t: int) -> None:
+        """Average the buffers now, and nothing else: weights are equal already. Collective."""
+        self.connect(optimizer, t)
+        self._average_buffers(t, Occasion.CONVERGE)
+
+    def _average_buffers(self, t: int, occasion: Occasion) -> None:
         """Average buffers that differ. A rank whose buffers are not finite gets the mean of the others. Collective."""
         group, weights = self.rank_group.group, NO_WEIGHTS._replace(buffers=self.buffers)
         if group.replica_index.size == 1 or not weights.buffers:
@@ -90,10 +144,10 @@ class Ranks:
             return
         self.connect(optimizer, t)
         with self.rank_group.consensus(), resharded(self._replica_tensors.model), put_back(buffers):
-            self.average_buffers(t, Occasion.CONSENSUS)
+            self._average_buffers(t, Occasion.CONSENSUS)
             yield
 
-    def exchange(
+    def _exchange(
         self, span: tuple[int, int], weights: Weights, row: Mapping[str, Sequence[float]], known: Sequence[float]
     ) -> tuple[list[dict[str, list[float]]], Agreement]:
         """The rows of all ranks at the end of a round, and their agreement. Raises if weights differ. Collective.

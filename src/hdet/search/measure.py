@@ -24,17 +24,7 @@ from hdet.optimizer.groups import grouped_parameters, parameters_at, places_of
 from hdet.optimizer.rates import Rate, copy_rate
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
-from hdet.rule.estimate import (
-    Measured,
-    PathSums,
-    Sums,
-    balance,
-    estimate,
-    largest_size,
-    straightness,
-    typical_norm,
-    weight_ratio,
-)
+from hdet.rule.estimate import Measured, PathSums, largest_sizes, typical_norm, weight_ratio
 from hdet.search.pieces import Pieces, Reading, Vectors
 
 __all__ = ["Measure"]
@@ -59,8 +49,23 @@ class _Origin(NamedTuple):
 
     def displacement(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
         """x_0 - x, piece by piece; each valid until the next one."""
-        for origin, now, out in zip(self.vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
+        gathered, scratch = self.pieces.gathered(weights, 0), self.pieces.scratch[0]
+        for origin, now, out in zip(self.vectors, gathered, scratch, strict=True):
             yield torch.sub(origin, now, out=out)
+
+    def gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
+        """Those that parameters hold, piece by piece; each valid until the next one."""
+        reading = Reading.of(optimizer)
+        return map(reading.read, self.pieces.gathered(reading.held(holding), 1))
+
+    def by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
+        return [_folded(own, fold) for own in self.pieces.by_place(values)]
+
+    def norms_of_tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The norm of each tensor here and how far it has moved, for each of the pieces' places in turn."""
+        both = self.pieces.norms_by_place(self.vectors), self.pieces.norms_by_place(self.displacement(weights))
+        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
 
 _NUMBERS = ("rates", "path_steps", "rate", "typical")
@@ -114,8 +119,9 @@ class Measure:
         return self._origin is None or self._origin.parameters != [id(p) for p in self.searched(optimizer)]
 
     def set_origin(self, optimizer: Optimizer) -> None:
-        """The path begins here, unless it has begun."""
-        if self._origin is None:
+        """The path begins here, unless it has begun with these parameters."""
+        if self.begins_here(optimizer):
+            self.begin_path()
             self._origin = _Origin.at(self.searched(optimizer))
 
     def searched(self, optimizer: Optimizer) -> list[Tensor]:
@@ -151,8 +157,9 @@ class Measure:
     @torch.no_grad()
     def sample_sizes(self, optimizer: Optimizer, *, continued: bool = False) -> None:
         """Measure how large the gradients of the step to come are, and nothing else."""
-        gradients = self._gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
-        self._sizes.append(self._by_place([_size(gradient) for gradient in gradients], torch.max))
+        assert self._origin is not None  # the caller has set it
+        gradients = self._origin.gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
+        self._sizes.append(self._origin.by_place([_size(gradient) for gradient in gradients], torch.max))
         if not continued:
             self.pass_by(optimizer)
 
@@ -165,30 +172,19 @@ class Measure:
             their <g, x_0 - x>, for each of the pieces' places.
         """
         assert self._origin is not None  # the caller has set it
-        if not self._sum:
-            self._sum = self._origin.pieces.zeros()
+        origin = self._origin
+        self._sum = self._sum or origin.pieces.zeros()
         products, sizes = [], []
-        gradients = self._gradients(optimizer, holding)
-        for total, displaced, gradient in zip(self._sum, self._origin.displacement(weights), gradients, strict=True):
+        gradients = origin.gradients(optimizer, holding)
+        for total, displaced, gradient in zip(self._sum, origin.displacement(weights), gradients, strict=True):
             products.append(torch.dot(gradient, displaced))
             sizes.append(_size(gradient))
             if isinstance(decay, Tensor):
                 total.mul_(decay.to(total.device)).add_(gradient)
             else:
                 torch.add(gradient, total, alpha=decay, out=total)
-        self._sizes.append(self._by_place(sizes, torch.max))
-        return self._by_place(products, torch.sum)
-
-    def _gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
-        """Piece by piece; each valid until the next one."""
-        assert self._origin is not None
-        reading = Reading.of(optimizer)
-        return map(reading.read, self._origin.pieces.gathered(reading.held(holding), 1))
-
-    def _by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
-        assert self._origin is not None
-        return [_folded(own, fold) for own in self._origin.pieces.by_place(values)]
+        self._sizes.append(origin.by_place(sizes, torch.max))
+        return origin.by_place(products, torch.sum)
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
@@ -203,15 +199,8 @@ class Measure:
             lengths.append(torch.linalg.vector_norm(displaced))
             products += [torch.dot(self._sum[number], displaced)] if self._sum else []
         norms = [*lengths, *origin.norms]
-        sums = self._by_place(products, torch.sum) if self._sum else self._tensors(weights)
+        sums = origin.by_place(products, torch.sum) if self._sum else origin.norms_of_tensors(weights)
         return [*norms, *(number for numbers in (*self._sizes, *self._products) for number in numbers), *sums]
-
-    def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The norm of each tensor at the origin and how far it has moved, for each of the pieces' places in turn."""
-        assert self._origin is not None
-        pieces = self._origin.pieces
-        both = pieces.norms_by_place(self._origin.vectors), pieces.norms_by_place(self._origin.displacement(weights))
-        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
     def row(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block of numbers for each place.
@@ -235,37 +224,23 @@ class Measure:
         if self._origin is None or not rows[0]:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
-        moves, origins, *more = counted_once(rows, width) if len(rows) > 1 else _columns(rows[0], width)
-        count, sums = len(self._sizes), Sums(0.0, 0.0, 0.0)
-        if self._sum:
-            *products, denominator = map(sum, more[count:])
-            self._now = self._summed(products)
-            sums = self._now.over(denominator, float(self._rates))
-        else:
+        moves, origins, *more = counted_once(rows, width)
+        count = len(self._sizes)
+        if not self._sum:
             self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
-        is_broken = not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator))
-        sums = Sums(0.0, 0.0, 0.0) if is_broken else sums
-        return Measured(
+        measured = Measured(
             moved=_relative(moves, origins, self._typical),
             distance=math.hypot(*moves),
-            estimated_rate=estimate(sums),
-            straightness=straightness(sums),
-            balance=balance(sums),
-            gradients=tuple([largest_size(column) for column in more[:count]]),
+            gradients=largest_sizes(more[:count]),
             rates=float(self._rates),
             path_steps=self._path_steps,
-            is_broken=is_broken,
             rounding=self._origin.pieces.rounding,
         )
-
-    def _summed(self, products: Sequence[float]) -> PathSums:
-        """The sums with the steps of this round."""
-        sums = self._known
-        for product, rates, decay in zip(
-            products, map(float, self._rates_before), map(float, self._decays), strict=True
-        ):
-            sums = sums.with_step(product, rates, decay)
-        return sums
+        if not self._sum:
+            return measured
+        *products, denominator = map(sum, more[count:])
+        self._now = self._known.with_steps(products, map(float, self._rates_before), map(float, self._decays))
+        return measured.with_sums(self._now.over(denominator, measured.rates))
 
     def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
         """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
@@ -327,15 +302,6 @@ def _weight_ratio(before: Rate, now: Rate) -> Any:
 def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tensor:
     """Scalars as one, on the first one's device. One alone is not touched: each launch counts."""
     return values[0] if len(values) == 1 else fold(torch.stack([value.to(values[0].device) for value in values]))
-
-
-def _columns(row: Sequence[float], width: int) -> list[list[float]]:
-    """The row of a rank that is alone as :func:`counted_once` would have it: a list for each number of a block.
-
-    >>> _columns([1.0, 3.0, 4.0, 2.0, 5.0, 6.0], 3)
-    [[3.0, 5.0], [4.0, 6.0]]
-    """
-    return [list(row[k::width]) for k in range(1, width)]
 
 
 def _size(gradient: Tensor) -> Tensor:

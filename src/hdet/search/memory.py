@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hdet.rule.constants import QUIET
+from hdet.rule.decision import Decision, Evidence, Rule
 from hdet.rule.enums import Phase, Reason
 from hdet.rule.found import Found, Status, status_of, within
-from hdet.rule.judge import LossHistory
+from hdet.rule.judge import Block, LossHistory
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import Block
-from hdet.rule.state import Decision, Evidence, State
+from hdet.rule.state import State
 from hdet.state import fields_of, from_fields, in_pairs, plain
 
 
@@ -78,12 +79,40 @@ class Memory:
         rate = (rates[self.lead] if rates else 0.0) or math.nan
         return Found(rate, status, self.rolled_back, rates, why.text if why else "", within(self.found))
 
-    def signed(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
-        """The losses of a round with the sign in which lower is better; if none is ever given, the logarithms of the
-        gradients' sizes.
+    def take_in(
+        self, seen: Evidence, then: Sequence[float], now: Sequence[float], sign: float
+    ) -> tuple[Evidence, Progress]:
+        """What the rule gets to know, and the losses so far with those of the round.
 
-        ``sign``: 1, or -1 if the loss is maximised; 0: some groups do that, others do not, and no loss is judged.
+        Args:
+            seen: what all ranks have seen.
+            then, now: the schedule of each parameter group, at the step that was just made and at the one to come.
+            sign: what losses are multiplied by, so that lower is better: -1 if they are maximised; 0: some groups do
+                that, others do not, and no loss is judged.
         """
+        end, measured, guess = seen.span[1], seen.measured, then[self.lead]
+        blocks = self._signed(seen.blocks, measured.gradients, sign)
+        progress = self.progress.after(blocks, end) if self.has_losses else self.progress
+        has_rate = measured.estimated_rate > 0 and guess > 0
+        evidence = seen._replace(
+            blocks=blocks,
+            shape=self._shape(then, now, climbs=end <= seen.peak),
+            measured=measured._replace(
+                moved=measured.moved if seen.is_finite else math.inf,
+                gradients=() if measured.is_broken else measured.gradients,
+            ),
+            log_guess=math.log(guess) if guess > 0 else 0.0,
+            estimated_log_factor=math.log(measured.estimated_rate / guess) if has_rate else -math.inf,
+            has_losses=self.has_losses,
+            has_fallen=progress.is_below,
+            has_gained=progress.has_gained,
+            undone=progress.undone,
+        )
+        return evidence, progress
+
+    def _signed(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
+        """The losses of a round with the sign in which lower is better; if none is ever given, the logarithms of the
+        gradients' sizes."""
         if blocks and not self.has_losses:
             self.has_losses = True
             self.found = self.found._replace(history=LossHistory())  # gradients were judged until now
@@ -92,13 +121,10 @@ class Memory:
         sizes = gradients if self.found.phase is Phase.SEARCHING else ()
         return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
 
-    def shape(self, before: Sequence[float], now: Sequence[float], *, climbs: bool) -> float:
+    def _shape(self, before: Sequence[float], now: Sequence[float], *, climbs: bool) -> float:
         """The schedule over its highest value so far; 1 while it climbs, even if it falls from its first step on.
 
-        Args:
-            before, now: the schedule of each parameter group, at the step that was made and at the one to come. A new
-                group, whose peak is still 0, has fallen as far as the leading one.
-            climbs: whether the schedule still rises.
+        A new group, whose peak is still 0, has fallen as far as the leading one.
         """
         lead, peaks = self.lead, self.peaks or [0.0] * len(now)
         fallen = (now[lead] / peaks[lead] if peaks[lead] else 1.0) or 1.0
@@ -106,12 +132,16 @@ class Memory:
         self.peaks = [max(peak or value / fallen, then, value) for peak, then, value in rows]
         return 1.0 if climbs or not self.peaks[lead] else now[lead] / self.peaks[lead]
 
-    def note(self, decision: Decision, evidence: Evidence, progress: Progress) -> None:
+    def note(self, rule: Rule, decision: Decision, evidence: Evidence, progress: Progress) -> None:
         """A round has ended with this decision. ``progress``: the losses so far, with those of the round."""
-        before, after, back = self.found, decision.state, decision.rolled_back_to
+        before, after, end = self.found, decision.state, evidence.span[1]
         is_raised = after.peak_factor > before.peak_factor or after.phase is not before.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.stopped_for = decision.why or self.stopped_for
         self.found = after
-        self.rolled_back += back is not None
+        self.rolled_back += decision.rolled_back_to is not None
         self.progress = decision.progress(self.progress, progress, evidence)
+        self.has_peaked = self.has_peaked or end >= evidence.peak
+        self.is_falling = evidence.shape < rule.constants.fall_start
+        is_over = end == rule.total_steps if rule.total_steps else self.has_peaked and self.quiet >= QUIET
+        self.rests = self.is_bound or is_over

@@ -143,8 +143,9 @@ class Pieces:
         """How much rounding may change a number, as a part of it, in the coarsest of the tensors."""
         self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
         """Which parts of tensors this rank holds; all ranks list them in one order."""
-        self._scratch = [self._shared_scratch(), self._shared_scratch()]
-        self._views = [[p.views(v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
+        self.scratch = [self._shared_scratch(), self._shared_scratch()]
+        """Twice a vector for each piece. They share their memory, so one of each may be in use at a time."""
+        self._views = [[p.views(v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self.scratch]
 
     def zeros(self) -> Vectors:
         """A new vector for each piece."""
@@ -186,11 +187,6 @@ class Pieces:
                 part.of(found[part.tensor]).copy_(values)
         return found
 
-    @property
-    def scratch(self) -> Vectors:
-        """A vector for each piece. They share their memory, so one at a time may be in use."""
-        return self._scratch[0]
-
     def gathered(self, tensors: Sequence[Tensor | None], scratch: int) -> Iterator[Tensor]:
         """A vector for each piece in turn, valid until the next one; zero if there is no tensor.
 
@@ -198,7 +194,7 @@ class Pieces:
             tensors: as they were laid out.
             scratch: 0 or 1: which scratch memory is used for those that are not one vector already.
         """
-        for piece, vector, views in zip(self._pieces, self._scratch[scratch], self._views[scratch], strict=True):
+        for piece, vector, views in zip(self._pieces, self.scratch[scratch], self._views[scratch], strict=True):
             sources = piece.sources(tensors)
             first = sources[0]
             if len(sources) == 1 and first is not None and first.dtype == piece.dtype and first.is_contiguous():

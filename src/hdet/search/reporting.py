@@ -18,8 +18,8 @@ from hdet.rule.found import Found, listed
 
 if TYPE_CHECKING:
     from hdet.optimizer.rates import Rate
+    from hdet.rule.decision import Decision, Evidence
     from hdet.rule.progress import Progress
-    from hdet.rule.state import Decision, Evidence
     from hdet.search.memory import Memory
 
 NEW_CYCLE = "begins a new OneCycle with that peak"

@@ -8,14 +8,13 @@ buffers and optimizer state. More words: ``README.md`` in this folder.
    a round are sampled and added to the sums along the path (:mod:`hdet.search.measure`).
 2. After it the scheduler calls :meth:`Search.step` with the loss.
 3. When a round ends, :meth:`Search.end_round` reads these sums and the losses off the device and makes the evidence of
-   them (:meth:`Search._gather`; several ranks exchange theirs in :mod:`hdet.search.gathering`). It asks the rule
+   them (:meth:`Ranks.gather <hdet.search.gathering.Ranks.gather>`; several ranks exchange theirs). It asks the rule
    (:mod:`hdet.rule.decision`), which says how far the rate is raised and whether the weights go back. To change either,
    change the rule.
 4. :meth:`Search._act` carries the decision out: keep a snapshot, roll back to one, or go on
    (:mod:`hdet.rollback.snapshots`).
 
-With one rank, no bound of the user's, no journal and nothing to say, a round enters none of the code for these. One
-exception: the buffers of a model are found by :mod:`hdet.search.gathering` even on one rank.
+With one rank, no bound of the user's, no journal and nothing to say, a round enters none of the code for these.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -34,25 +33,21 @@ from torch.optim import Optimizer
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import direction, trained_parameters, with_added
+from hdet.optimizer.groups import direction, with_added
 from hdet.optimizer.rates import Rate
-from hdet.ranks.agreement import Occasion, RankGroup, fingerprints_of
-from hdet.ranks.group import ReplicaIndex, Solo, arriving
+from hdet.ranks.agreement import RankGroup
+from hdet.ranks.group import Solo, arriving
 from hdet.ranks.shards import refuse_partitions
-from hdet.ranks.weights import NO_WEIGHTS, read
 from hdet.rollback.losses import Losses
 from hdet.rollback.snapshots import START, Snapshots
-from hdet.rule.constants import QUIET
-from hdet.rule.decision import Rule
+from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Phase, Reason
-from hdet.rule.estimate import Measured
 from hdet.rule.found import Found
-from hdet.rule.policy import Snapshot
+from hdet.rule.judge import Snapshot
 from hdet.rule.progress import Progress
-from hdet.rule.rounds import mean_of, merged, next_end, table_of
-from hdet.rule.state import Decision, Evidence, State
+from hdet.rule.state import State
 from hdet.search import reporting
-from hdet.search.bounds import NO_BOUNDS, Bounds, bounded, is_bound
+from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.gathering import Ranks
 from hdet.search.measure import Measure
 from hdet.search.memory import Memory
@@ -128,7 +123,6 @@ class Search(EqualByState):
         self._bounds = bounds
         self._is_bounded = bounds.lowest < math.inf
         self._has_journal = journal_writer.is_kept  # asked once: the end of a round without one does not enter it
-        self._groups = list(groups)
         self._is_finished = False
         self.steps.sampling = self._sampling
         self._has_asked = False
@@ -144,14 +138,9 @@ class Search(EqualByState):
         return self.memory.found
 
     @property
-    def total_steps(self) -> int | None:
-        """The length of the run in steps; None: unknown."""
-        return self.rule.total_steps
-
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        """This rank's place."""
-        return self.rank_group.replica_index
+    def _groups(self) -> list[int]:
+        """The numbers of the groups that are searched, the leading one first."""
+        return self.steps.measure.groups
 
     @property
     def holds_rise(self) -> bool:
@@ -177,12 +166,12 @@ class Search(EqualByState):
             knobs: a name for each group, as they are now.
         """
         known = [g for g in range(len(knobs)) if g not in new]
-        self._groups = [*(known[g] for g in self._groups), *new]
-        self.steps.measure.groups = list(self._groups)
+        self.steps.measure.groups = [*(known[g] for g in self._groups), *new]
         self.memory.lead = self._groups[0]
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
-        self._bounds = self._bounds.grown(new)
+        if self._is_bounded:
+            self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -220,7 +209,7 @@ class Search(EqualByState):
         """
         if self.rank_group.in_consensus:
             self.rank_group.check_step(before)  # raises
-        if before == 0 and self.replica_index.replica == 0:
+        if before == 0 and self.rank_group.replica_index.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
             self._take_loss(loss)
@@ -228,9 +217,9 @@ class Search(EqualByState):
             self._tell_what_is_missing(before)
         if _is_distributed():
             self.ranks.connect(optimizer, before)
-        if not self.journal_writer.is_locked and self.replica_index.size == 1:
+        if not self.journal_writer.is_locked and self.rank_group.replica_index.size == 1:
             self.journal_writer.lock(Solo(), writes=True)  # a group of one rank
-        self._is_finished = after >= (self.total_steps or math.inf)
+        self._is_finished = after >= (self.rule.total_steps or math.inf)
         self.steps.sampling = self._sampling
         self.steps.end_step(optimizer)
         return self._round_ends(after)
@@ -249,7 +238,7 @@ class Search(EqualByState):
 
     def _round_ends(self, t: int) -> bool:
         """Whether a round ends: by the optimizer's steps, at the schedule's last two, and at the first ones."""
-        last = self.total_steps
+        last = self.rule.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
         made, begun = self.steps.made, self.steps.begun
@@ -269,125 +258,42 @@ class Search(EqualByState):
             course: the schedule at these.
         """
         began, memory, journal = time.perf_counter(), self.memory, self.journal_writer
-        (then, now), peak = course.held if self.holds_rise else course.free, course.climb_end
-        rates = self.rates(then, span[0])
+        then, now = course.held if self.holds_rise else course.free
+        rates = self.rates(then, span[0]) if self._has_journal else []
         is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
         # arriving: the error of a failed collective names the ranks that are missing
         with nullcontext() if is_alone else arriving(f"the end of a round, at step {span[1]}"):
-            evidence, writes = self._gather(optimizer, span, is_alone)
+            seen, writes = self.ranks.gather(optimizer, span, self.steps, self.losses, is_alone=is_alone)
         gathered = time.perf_counter()
+        if seen.steps == 0 and seen.measured.moved > 0:  # a graph was captured before the hook was set
+            self.steps.notice_graph()
         sign = direction([optimizer.param_groups[g] for g in self._groups])
-        evidence, progress = self._take_in(evidence, sign, then, now, peak)
+        evidence, progress = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
         decision = self._decide(optimizer, evidence, now)
-        has_peaked = memory.has_peaked or span[1] >= peak
-        peaks_now, memory.has_peaked = has_peaked and not memory.has_peaked, has_peaked
-        memory.is_falling = evidence.shape < self.rule.constants.fall_start
+        peaks_now, ends = not memory.has_peaked and span[1] >= course.climb_end, span[1] == self.rule.total_steps
         self._act(decision, evidence, progress, optimizer)
-        ends = span[1] == self.total_steps
-        memory.rests = memory.is_bound or (ends if self.total_steps else has_peaked and memory.quiet >= QUIET)
         self.losses.reset()
-        if writes:
+        if writes and self._has_journal and journal.is_kept:
             # named as in the journal of a replica ensemble: its controller decides, here the rule does
             seconds = {"gather": gathered - began, "controller": time.perf_counter() - gathered}
             now = (course.held if self.holds_rise else course.free)[1]  # the search may have stopped
             both = (rates, self.rates(now, span[1])), (then, now)
             record = reporting.record_of(memory, evidence, decision, *both, seconds)
-            journal.write({**record, "total_steps": self.total_steps}, self.knobs, began)
+            journal.write({**record, "total_steps": self.rule.total_steps}, self.knobs, began)
         if ends and self._has_journal:
             journal.close()
         memory.rounds += 1
-        if decision.why is not None or decision.rolled_back_to is not None or not memory.has_losses:
-            self._warn_of(decision, span[1])
-        self._tell(span[1], sign, ends=ends, peaks_now=peaks_now)
+        self._tell(decision, span[1], sign, ends=ends, peaks_now=peaks_now)
         if self._has_journal:
             journal.begin_round()
 
-    def _gather(self, optimizer: Optimizer, span: tuple[int, int], is_alone: bool) -> tuple[Evidence, bool]:
-        """Read everything off the device at once, and gather it from all ranks. Collective.
-
-        Returns:
-            what all ranks have seen, and whether this rank writes the journal.
-        """
-        measure = None if self.steps.sampling is Sampling.NONE else self.steps.measure
-        if not is_alone:
-            self.ranks.average_buffers(span[0], Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
-        weights, steps = NO_WEIGHTS._replace(parameters=trained_parameters(optimizer)), self.steps.in_round
-        buffers = self.ranks.buffers if self.model is not None else []
-        own = read(
-            {
-                "finite": [weights.all_finite().float()],
-                "nan": [buffer.isnan().any().float() for buffer in buffers],
-                "measured": measure.scalars(optimizer) if measure is not None else [],
-                "losses": self.losses.on_device(),
-                "fingerprints": [] if is_alone else fingerprints_of(weights, expect_equal=True),
-            }
-        )
-        losses = self.losses.read(own["losses"])
-        row: dict[str, list[float]] = {
-            "sound": [not any(own["nan"])],
-            "table": table_of(losses, steps),
-            "mean": [mean_of([loss for _, loss in losses])],
-            "measured": measure.row(own["measured"]) if measure is not None else [],
-        }
-        rows, is_finite, writes = [row], bool(own["finite"][0]), self._has_journal and self.journal_writer.is_kept
-        if not is_alone:
-            rows, agreed = self.ranks.exchange(span, weights, row, [*own["finite"], *own["fingerprints"]])
-            is_finite, writes = all(agreed.finite), agreed.writer == self.rank_group.group.rank
-        blocks = merged([one["table"] for one in rows], steps)
-        evidence = Evidence(
-            span=span,
-            steps=steps,
-            blocks=blocks,
-            measured=measure.measured([one["measured"] for one in rows]) if measure is not None else Measured(),
-            is_finite=is_finite and all(one["sound"][0] for one in rows),
-            losses=tuple([one["mean"][0] for one in rows]) if blocks else (),
-        )
-        return evidence, writes
-
-    def _take_in(
-        self, seen: Evidence, sign: float, then: Sequence[float], now: Sequence[float], peak: float
-    ) -> tuple[Evidence, Progress]:
-        """What the rule gets to know, and the losses so far with those of this round.
-
-        Args:
-            seen: what all ranks have seen.
-            sign: what losses are multiplied by, so that lower is better: -1 for ``maximize=True``.
-            then, now: the schedule at the step that was just made, and at the one to come.
-            peak: the step at which its rising phase ends.
-        """
-        memory, measured, end = self.memory, seen.measured, seen.span[1]
-        if seen.steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
-            self.steps.notice_graph()
-        blocks = memory.signed(seen.blocks, measured.gradients, sign)
-        progress = memory.progress.after(blocks, end) if memory.has_losses else memory.progress
-        evidence = seen._replace(
-            blocks=blocks,
-            peak=peak,
-            shape=memory.shape(then, now, climbs=end <= peak),
-            measured=measured._replace(
-                moved=measured.moved if seen.is_finite else math.inf,
-                gradients=() if measured.is_broken else measured.gradients,
-            ),
-            log_guess=math.log(then[memory.lead]) if then[memory.lead] > 0 else 0.0,
-            estimated_log_factor=_log_ratio(measured.estimated_rate, then[memory.lead]),
-            made=self.steps.made,
-            has_losses=memory.has_losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
-        )
-        return evidence, progress
-
     def _decide(self, optimizer: Optimizer, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """Ask the rule, within the bounds that the user gave."""
-        known = self.rule.remembering(self.found, self.steps.snapshots.present(optimizer))
-        if not self._is_bounded:
-            self.memory.is_bound = False  # in a checkpoint it may have been
-            return self.rule.after_round(known, evidence)
-        most = self._bounds.factor(schedule, self.memory.peaks)
-        decision = self.rule.after_round(bounded(known, most), evidence._replace(highest=math.log(most)))
-        decision = decision._replace(state=bounded(decision.state, most))
-        self.memory.is_bound = is_bound(decision.state, most)
+        highest = math.log(self._bounds.factor(schedule, self.memory.peaks)) if self._is_bounded else math.inf
+        known = self.rule.remembering(self.found, self.steps.snapshots.present(optimizer)).bounded(highest)
+        decision = self.rule.after_round(known, evidence._replace(highest=highest))
+        decision = decision._replace(state=decision.state.bounded(highest))
+        self.memory.is_bound = decision.state.is_bound(highest)
         return decision
 
     def _act(self, decision: Decision, evidence: Evidence, progress: Progress, optimizer: Optimizer) -> None:
@@ -404,55 +310,43 @@ class Search(EqualByState):
                 f"the weights are NaN or infinite at step {evidence.span[1]}, and there is no snapshot to roll back "
                 f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
-        self.memory.note(decision, evidence, progress)
+        self.memory.note(self.rule, decision, evidence, progress)
         kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
         self.steps.snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
         self.steps.sampling = self._sampling
         self.steps.begin_round(optimizer, resets_path=decision.resets_path or evidence.measured.is_broken)
 
-    def _warn_of(self, decision: Decision, t: int) -> None:
-        """Warn of what was decided, and log once that there are no losses; on the first rank."""
-        if self.replica_index.replica != 0:
-            return
-        reporting.warn_of(decision, t)
-        is_time = self.found.phase is Phase.SEARCHING and self.steps.made > self.rule.constants.min_round
-        is_told = decision.why is not None or decision.rolled_back_to is not None
-        if is_time and not (self.memory.has_losses or is_told or self._has_asked):
-            self._has_asked = True
-            reporting.log_missing_losses(t)
+    def _tell(self, decision: Decision, t: int, sign: float, *, ends: bool, peaks_now: bool) -> None:
+        """Tell people, on the first rank, what was decided, that no loss is given, and what has been found.
 
-    def _tell(self, t: int, sign: float, *, ends: bool, peaks_now: bool) -> None:
-        """Report, if the rate has settled, if the schedule has just reached its peak, or if the run ends."""
+        The latter once the rate has settled, when the schedule has just reached its peak, and when the run ends.
+        """
         memory = self.memory
         settles = not memory.has_settled and memory.status[0] == "settled"
         memory.has_settled |= settles
-        if not (ends or peaks_now or settles) or self.replica_index.replica != 0:
+        is_special = decision.why is not None or decision.rolled_back_to is not None
+        is_time = self.found.phase is Phase.SEARCHING and self.steps.made > self.rule.constants.min_round
+        asks = is_time and not (memory.has_losses or is_special or self._has_asked)
+        self._has_asked |= asks
+        if not (is_special or asks or ends or peaks_now or settles) or self.rank_group.replica_index.replica != 0:
             return
-        told = memory.told
+        if is_special:
+            reporting.warn_of(decision, t)
+        if asks:
+            reporting.log_missing_losses(t)
         if (ends or peaks_now) and memory.progress.is_known:
             reporting.warn_of_losses(memory.progress, t, sign, ends=ends)
         if ends and self.holds_rise:
             # a schedule of the user's own has no peak to be given
-            reporting.log_end(told, has_peak=self.journal_writer.arguments.get("schedule") == "trapezoid")
+            reporting.log_end(memory.told, has_peak=self.journal_writer.arguments.get("schedule") == "trapezoid")
         elif settles:
-            reporting.log_settled(told, t)
+            reporting.log_settled(memory.told, t)
 
     def _tell_what_is_missing(self, t: int) -> None:
         """At the first step since a checkpoint was loaded: by now all of it is."""
         lacks_tensors, self.steps.is_loaded, self._lacks_tensors = self._lacks_tensors, False, False
-        if lacks_tensors and t < (self.total_steps or math.inf) and self.replica_index.replica == 0:
+        if lacks_tensors and t < (self.rule.total_steps or math.inf) and self.rank_group.replica_index.replica == 0:
             reporting.warn(reporting.resumed_words(t, is_falling=self.memory.is_falling), ResumeWarning)
-
-    # -- the other ranks ----------------------------------------------------------------------------------------------
-
-    def converge(self, optimizer: Optimizer, t: int) -> None:
-        """Average the buffers now, and nothing else: weights are equal already. Collective."""
-        self.ranks.connect(optimizer, t)
-        self.ranks.average_buffers(t, Occasion.CONVERGE)
-
-    def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
-        """Inside, buffers are averaged; afterwards they are this rank's own again. Collective."""
-        return self.ranks.consensus(optimizer, t)
 
     # -- checkpoints, and runs whose length changes -------------------------------------------------------------------
 
@@ -462,16 +356,15 @@ class Search(EqualByState):
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
         return {**envelope, **self.memory.saved(), **counts}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+    def check(self, state: Mapping[str, Any]) -> Found:
+        """Raise unless :meth:`load` can go on from it. Changes nothing.
+
+        Returns:
+            what was found in the run that was saved.
+        """
         check_run(state, KIND, self.knobs)
         with reading(STATE_WORDS):
-            _read(state)
-
-    @staticmethod
-    def found_in(state: Mapping[str, Any]) -> Found:
-        """What was found, in a state that :meth:`check` accepts."""
-        return _read(state)[0].told
+            return _read(state)[0].told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from a state that :meth:`check` accepts.
@@ -484,7 +377,11 @@ class Search(EqualByState):
         self.memory = memory
         self.memory.lead = self._groups[0]
         self._lacks_tensors = self.found.phase is Phase.SEARCHING
-        self._resume(t, state)
+        self.losses.reset()  # those of the round so far are not in it
+        self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
+        self.steps.is_loaded, self._is_finished = True, False
+        self.steps.sampling = self._sampling
+        self.journal_writer.resume(t, mid_round=self.steps.in_round > 0)
 
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
         """The schedule falls from ``t`` on, over ``steps`` steps, and from the rate as it is. Collective.
@@ -498,14 +395,6 @@ class Search(EqualByState):
         """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
         self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
         self.memory.found = self.found.peaking(peak, share)
-
-    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
-        """A checkpoint has set the counter to ``t``. The losses of the round so far are not in it."""
-        self.losses.reset()
-        self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
-        self.steps.is_loaded, self._is_finished = True, False
-        self.steps.sampling = self._sampling
-        self.journal_writer.resume(t, mid_round=self.steps.in_round > 0)
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What the search holds in tensors at step ``t``, and this rank's losses of the round so far."""
@@ -524,7 +413,7 @@ class Search(EqualByState):
             version, step = search["version"], search["step"]
             if (version, step) != (STATE_VERSION, t):
                 raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
-            losses = Losses.loaded(self.replica_index.own(search["losses"]))
+            losses = Losses.loaded(self.rank_group.replica_index.own(search["losses"]))
             kept = tuple(Snapshot(int(made), int(slot)) for made, slot in search["kept"])
             measure = Measure.loaded(search["measure"], self._groups, optimizer)
             snapshots = Snapshots.loaded(search["snapshots"], optimizer)
@@ -536,8 +425,3 @@ class Search(EqualByState):
 def _read(state: Mapping[str, Any]) -> tuple[Memory, int, int]:
     """What is remembered, and the steps made: in all, and before this round."""
     return Memory.loaded(state), int(state["made"]), int(state["begun"])
-
-
-def _log_ratio(rate: float, guess: float) -> float:
-    """log m of an estimated rate; -inf if that is 0."""
-    return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf

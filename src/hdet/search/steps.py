@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,15 +16,14 @@ from torch.optim import Optimizer
 from hdet.copies import copies_of
 from hdet.optimizer.groups import end_step
 from hdet.optimizer.hooks import hook_steps, is_capturing, once_gradients_are_there, stands_still
+from hdet.optimizer.rates import Rate, put_rate
 from hdet.ranks.shards import is_continued
 from hdet.rollback.snapshots import START, Snapshots
 from hdet.rule.constants import Constants
-from hdet.rule.rounds import is_sampled, next_end
+from hdet.rule.decision import is_sampled, next_end
+from hdet.rule.found import listed
 from hdet.search.measure import Measure
-from hdet.search.written import Written
-
-Arguments: TypeAlias = tuple[Any, ...]
-Keywords: TypeAlias = dict[str, Any]
+from hdet.search.reporting import warn
 
 
 class Sampling(Enum):
@@ -94,7 +93,7 @@ class Steps:
 
     # -- the hook -----------------------------------------------------------------------------------------------------
 
-    def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
+    def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._inside:
             return None
         self._inside = True
@@ -114,37 +113,35 @@ class Steps:
         if not self.is_heard:  # of several steps between two of the scheduler, the first
             self.written.hold(optimizer.param_groups, is_loaded=self.is_loaded)
         self._keep_start(optimizer)
-        if not is_continued(optimizer):
-            if self.sampling is not Sampling.NONE:
-                self._sample(optimizer)
+        is_further = is_continued(optimizer)
+        if self.sampling is not Sampling.NONE and (self._sampled_last or not is_further):
+            self._sample(optimizer, continued=is_further)
+        if not is_further:
             self.made += 1
             self.is_heard = True
-        elif self._sampled_last and self.sampling is Sampling.FIRST:
-            self.measure.sample_sizes(optimizer, continued=True)
-        elif self._sampled_last and self.sampling is Sampling.SOME:
-            self.measure.sample(optimizer, continued=True)
 
     def _keep_start(self, optimizer: Optimizer) -> None:
         if self.sampling is Sampling.FIRST and START not in self.snapshots.present(optimizer):
             self.snapshots.keep(START, optimizer, self._model)
 
-    def _set_out(self, optimizer: Optimizer) -> None:
-        """Before a step: begin a path, if there is none. Layers may have been frozen or thawed since."""
-        if self.measure.begins_here(optimizer):
-            self.measure.begin_path()
-        self.measure.set_origin(optimizer)
+    def _sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = (), *, continued: bool = False) -> None:
+        """Measure the gradients of a step, if it is one of those that are sampled.
 
-    def _sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
-        """Measure the gradients of a step. ``weights``: those at which they were taken, if not those of now."""
-        self._sampled_last = self.sampling is Sampling.FIRST or self._is_due
-        if not self._sampled_last:
-            self.measure.pass_by(optimizer)
-            return
-        self._set_out(optimizer)
+        Args:
+            optimizer: its parameters hold the gradients.
+            weights: those at which the gradients were taken, if not those of now.
+            continued: whether they are of a further part of the step that was sampled last.
+        """
+        if not continued:
+            self._sampled_last = self.sampling is Sampling.FIRST or self._is_due
+            if not self._sampled_last:
+                self.measure.pass_by(optimizer)
+                return
+            self.measure.set_origin(optimizer)
         if self.sampling is Sampling.FIRST:
-            self.measure.sample_sizes(optimizer)
+            self.measure.sample_sizes(optimizer, continued=continued)
         else:
-            self.measure.sample(optimizer, weights)
+            self.measure.sample(optimizer, weights, continued=continued)
 
     @property
     def _is_due(self) -> bool:
@@ -165,7 +162,7 @@ class Steps:
             self._await_replay(optimizer)
         elif self.made == 0 and self.sampling is not Sampling.NONE:
             self._keep_start(optimizer)
-            self._set_out(optimizer)  # weights that move from here on without a step are moved by a graph
+            self.measure.set_origin(optimizer)  # weights that move from here on without a step are moved by a graph
         self.is_heard = False
 
     def begin_round(self, optimizer: Optimizer, *, resets_path: bool) -> None:
@@ -194,7 +191,7 @@ class Steps:
         self._keep_start(optimizer)
         self._awaits_replay, self._weights_before = self.sampling is not Sampling.NONE, []
         if self._awaits_replay:
-            self._set_out(optimizer)
+            self.measure.set_origin(optimizer)
             if self.sampling is Sampling.SOME and self._is_due:
                 self._weights_before = copies_of(self.measure.searched(optimizer))
 
@@ -218,3 +215,60 @@ class Steps:
             self.measure = Measure.loaded(state["measure"], groups, optimizer)
             self.snapshots = Snapshots.loaded(state["snapshots"], optimizer)
             self.begin(optimizer)
+
+
+class Written:
+    """The rates as they were left in the optimizer. Nothing is read from a device unless they changed.
+
+    If somebody else writes one, the search would measure steps of another length than it thinks, and find a wrong rate.
+
+    A float is known by its value; a tensor by itself, and by how often it was changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._rates: Sequence[Rate] = ()
+        self._marks: list[tuple[Rate, int]] = []
+        self._t = 0
+        self._is_told = False
+        """Whether people know of it, and it has not stopped since."""
+
+    def note(self, groups: Sequence[dict[str, Any]], rates: Sequence[Rate], t: int) -> None:
+        """These rates of step ``t`` have just been written into these groups."""
+        self._rates, self._t = rates, t
+        self._marks = [_mark(group["lr"]) for group in groups]
+
+    def hold(self, groups: Sequence[dict[str, Any]], *, is_loaded: bool) -> None:
+        """Before a step: write the rates again, if others are there, and say so.
+
+        ``is_loaded``: whether a checkpoint was loaded since the last step. It may have brought the rates of its run.
+        """
+        if len(self._marks) != len(groups):  # one was added
+            return
+        if all(map(_is_there, groups, self._marks)):
+            self._is_told = False
+            return
+        found = [float(group["lr"]) for group in groups]
+        for group, mark, rate in zip(groups, self._marks, self._rates, strict=True):
+            group["lr"] = mark[0]  # a tensor itself
+            put_rate(group, rate)
+        self.note(groups, self._rates, self._t)
+        own = [float(group["lr"]) for group in groups]
+        if found != own and not is_loaded and not self._is_told:
+            self._is_told = True
+            warn(
+                f"the optimizer's lr was {listed(found)} at step {self._t}, but the search had written "
+                f"{listed(own)}, and has written that again. An lr is a guess, to be given before the scheduler is "
+                "built; highest= bounds it, schedule= shapes it. If a checkpoint brought it, load its scheduler too"
+            )
+
+
+def _mark(rate: Rate) -> tuple[Rate, int]:
+    """A rate and the version of its tensor, which is known without reading it."""
+    return rate, rate._version if isinstance(rate, Tensor) else 0
+
+
+def _is_there(group: dict[str, Any], mark: tuple[Rate, int]) -> bool:
+    rate, (written, version) = group["lr"], mark
+    if isinstance(rate, Tensor):
+        return rate is written and rate._version == version
+    return not isinstance(written, Tensor) and bool(rate == written)
