@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from hdet.checks import is_equal, is_real, must_be, must_count, shown, users_level
+from hdet.checks import is_int, is_real, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import parts_of, trained_parameters
+from hdet.optimizer.groups import parts_of, rate_names, trained_parameters
 from hdet.optimizer.hooks import refuse_without_hooks
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
@@ -23,12 +23,12 @@ from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import Torchft
 from hdet.rule.constants import DEFAULT
 from hdet.rule.decision import Rule
-from hdet.schedulers.arguments import check_common, journal_arguments, rate_names
-from hdet.schedulers.auto_scheduler import AutoScheduler
-from hdet.schedulers.auto_schedules import AutoSchedule, TrapezoidSchedule, UsersSchedule
+from hdet.schedulers.auto_scheduler import AutoSchedule, AutoScheduler
 from hdet.schedulers.combined_optimizer import as_one
-from hdet.schedulers.given_schedule import guesses_of
-from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.given_schedule import GivenSchedule, guesses_of
+from hdet.schedulers.schedules import Schedule
+from hdet.schedulers.trapezoid import TrapezoidSchedule
+from hdet.schedulers.validation import check_common
 from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.search import Search
 
@@ -97,9 +97,8 @@ def auto(
         optimizers: one, or several with different parameters.
         total_steps: calls of ``step`` in the run, S; None, without ``schedule``: it is unknown.
         schedule: a function from an optimizer to its scheduler; or a function from a step to a factor on the rates; or,
-            for one optimizer, a scheduler of torch or transformers on it. None: the trapezoid. A peak is found in
-            advance: a scheduler is made and stepped on a stand-in, 131,072 steps at most, and a function of the step,
-            also that of a LambdaLR, is called 64 times at most. Nothing of yours is copied.
+            for one optimizer, a scheduler of torch or transformers on it. None: the trapezoid. The peak is found in
+            advance, by stepping the schedule on a stand-in, 131,072 steps at most. Nothing of yours is copied.
         schedule_every: n: the schedule is stepped once in n steps.
         group: the process group of the ranks that train one model; None: the default group, once there is one.
         model: its float buffers (BatchNorm) are averaged over the ranks, and rolled back with the weights.
@@ -113,26 +112,22 @@ def auto(
     """
     optimizer = as_one(optimizers)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
-    if schedule is None:
-        must_be("1 without schedule=", is_equal(schedule_every, 1), "leave it out", schedule_every=schedule_every)
-        if total_steps is not None:
-            total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
     check_common(optimizer, group, model)
-    guesses = (
-        guesses_of(optimizer) if schedule is not None else [float(group["lr"]) for group in optimizer.param_groups]
-    )
+    guesses = [float(row["lr"]) for row in optimizer.param_groups] if schedule is None else guesses_of(optimizer)
     _check_search(optimizer, guesses, group, model)
-    bounds = _bounds_of(highest, len(guesses))
+    highest = _checked_highest(highest, len(guesses))
     own: AutoSchedule
     if schedule is None:
+        is_one = is_int(schedule_every) and schedule_every == 1
+        must_be("1 without schedule=", is_one, "leave it out", schedule_every=schedule_every)
+        if total_steps is not None:
+            total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
         own = TrapezoidSchedule(total_steps, guesses)
         for row, guess in zip(optimizer.param_groups, guesses, strict=True):
             row["initial_lr"] = guess  # as torch's schedulers do
     else:
-        own = UsersSchedule(optimizer, schedule, total_steps, schedule_every)
-        guesses = guesses_of(optimizer)
+        own = GivenSchedule(optimizer, schedule, total_steps, schedule_every)
     given = {**own.arguments(), "highest": highest}
-    header = {"max_lr": "auto", **journal_arguments({**given, "rollback": rollback}), "total_steps": own.total_steps}
     rule = Rule(own.total_steps)
     if not rule.long_enough:
         warnings.warn(
@@ -143,15 +138,16 @@ def auto(
             stacklevel=users_level(),
         )
     everybody = None if isinstance(group, Arms) else group  # all ranks of one model decide together
+    header = {"max_lr": "auto", **given, "rollback": rollback, "total_steps": own.total_steps}
     search = Search(
         rule,
         rate_names(optimizer),
-        [g for g, guess in enumerate(guesses) if guess > 0],
+        [g for g, guess in enumerate(own.guesses) if guess > 0],
         model,
         RankGroup(everybody, {name: repr(value) for name, value in given.items()}),
         JournalWriter(open_journal(journal), header),
         rollback=rollback,
-        bounds=bounds,
+        bounds=_bounds_of(highest),
     )
     return AutoScheduler(optimizer, own, search)
 
@@ -183,13 +179,18 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
     refuse_without_hooks(optimizer)
 
 
-def _bounds_of(highest: Any, groups: int) -> Bounds:
-    """The bounds of the rates. Raises for anything that cannot be a bound."""
-    if highest is None:
-        return NO_BOUNDS
+def _checked_highest(highest: Any, groups: int) -> float | list[float | None] | None:
+    """The bound, or one for each group, as plain numbers; None is no bound. Raises for anything else."""
     several = isinstance(highest, (list, tuple))
-    each = [math.inf if one is None else one for one in highest] if several else [highest]
-    fits = all(is_real(one) and one > 0 for one in each) and len(each) == (groups if several else 1)
+    each = list(highest) if several else [highest]
+    fits = all(one is None or (is_real(one) and one > 0) for one in each) and len(each) == (groups if several else 1)
     rule = f"a rate above 0, or a list of {groups}, one for each parameter group, in which None is no bound"
     must_be(rule, fits, "leave it out for none", highest=highest)
-    return Bounds(each=tuple(map(float, each))) if several else Bounds(float(highest))
+    numbers = [None if one is None else float(one) for one in each]
+    return numbers if several else numbers[0]
+
+
+def _bounds_of(highest: float | list[float | None] | None) -> Bounds:
+    if isinstance(highest, list):
+        return Bounds(each=tuple([math.inf if one is None else one for one in highest]))
+    return NO_BOUNDS if highest is None else Bounds(highest)

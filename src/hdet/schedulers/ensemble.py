@@ -30,10 +30,9 @@ from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers import loading
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, check_common
-from hdet.schedulers.plain_rates import PlainRates, Schedule, check_schedule_of
-from hdet.schedulers.replica_scheduler import ReplicaScheduler
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
+from hdet.schedulers.schedules import PlainRates, Schedule, check_schedule_of
+from hdet.schedulers.validation import check_common, refuse_foreign, refuse_other_groups
 
 _ROUND = 200
 """T by default: the run's length may be unknown."""
@@ -143,11 +142,7 @@ class Ensemble(ReplicaScheduler):
         self.schedule = schedule
         self._plain = PlainRates(optimizer, schedule)
         self.last_epoch = 0
-        self._counts = group_counts(optimizer)
-        """How many parameter groups are known."""
-        self._run.begin(optimizer)
-        if isinstance(group, Torchft):
-            group.enrol(self, Ensemble._join)
+        self._begin(group)
         self._write_again()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -174,7 +169,6 @@ class Ensemble(ReplicaScheduler):
         self._write_values()
 
     def _join(self) -> None:
-        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
         if self._run.join(self, self._schedule, self.last_epoch):
             self._plain.step()
             self.last_epoch += 1
@@ -244,16 +238,16 @@ class Ensemble(ReplicaScheduler):
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        loading.refuse_foreign(state_dict, set(self.state_dict()), "hdet.Ensemble", "a state of hdet.Ensemble")
-        loading.refuse_other_groups(len(state_dict["plain_lrs"]), self.optimizer)
-        loading.check_schedule(self.schedule, state_dict["schedule"])
+        refuse_foreign(state_dict, set(self.state_dict()), "hdet.Ensemble", "a state of hdet.Ensemble")
+        refuse_other_groups(len(state_dict["plain_lrs"]), self.optimizer)
+        self._plain.check(state_dict["schedule"])
         self._run.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
         self.check_state_dict(state_dict)
         self.last_epoch = int(state_dict["step"])
-        loading.tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.replica_index)
+        self._tell_another_length(state_dict["total_steps"])
         self._plain.load(state_dict)
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self.last_epoch)
         self._write_again()

@@ -18,24 +18,17 @@ from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
+from hdet.journal.file import mapped
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, group_counts, unwrapped, with_added
+from hdet.optimizer.groups import added_groups, group_counts, rate_names, unwrapped, with_added
 from hdet.optimizer.rates import as_type_of, copy_rate, put_rate, shared_rates
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.arguments import (
-    PUBLISHED_SPREAD,
-    alike_of,
-    check_common,
-    journal_arguments,
-    rate_names,
-    rehearsed,
-)
-from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_mangled, refuse_other_groups, tell_another_length
-from hdet.schedulers.phases import ANNEALINGS, annealing_in, phase_at, take_in
-from hdet.schedulers.replica_scheduler import ReplicaScheduler
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
+from hdet.schedulers.torch_onecycle import ANNEALINGS, LENGTHS, NEEDED, annealing_in, phase_at, rehearsed, take_in
+from hdet.schedulers.validation import check_common, refuse_foreign, refuse_other_groups
 from hdet.state import STATE_WORDS, reading
 
 _NOT_SAVED = {"_run", "_counted", "_counts"}
@@ -146,26 +139,21 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         check_common(optimizer, group, model)
         made = rehearsed(optimizer, schedule)
         settings = _settings_of(made, controller, decay, sync_every, auto_lr_start, seed)
-        opened = open_journal(journal)
         specs = rate_knobs(rate_names(optimizer), spread)
         learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
         settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
-        header = {**journal_arguments(schedule), "total_steps": made.total_steps, **journal_arguments(settled)}
+        header = {**_journal_arguments(schedule), "total_steps": made.total_steps, **settled}
         arms = isinstance(group, Arms) and len(group.members) > 1
         isolated = arms or isinstance(group, Torchft)
         self._run = Replicas(
             group,
             Steering(settings, specs, Permuted(), columns, controller, learned),
             ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
-            alike_of(schedule),
-            JournalWriter(opened, header),
+            _alike_of(schedule),
+            JournalWriter(open_journal(journal), header),
         )
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
-        self._counts = group_counts(optimizer)
-        """How many groups of each optimizer are known."""
-        self._run.begin(optimizer)
-        if isinstance(group, Torchft):
-            group.enrol(self, OneCycleLR._join)
+        self._begin(group)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +188,6 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._counted = self._step_count
 
     def _join(self) -> None:
-        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
         steps = self._run.join(self, self._rates_at, self.last_epoch)
         self.last_epoch += steps
         self._step_count += steps
@@ -286,14 +273,11 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._take_in_new_groups()  # as at the next step: the checkpoint may have them
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
-        own = super().state_dict()
-        refuse_mangled(state_dict, {key: own[key] for key in own.keys() - _NOT_SAVED})
-        refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
-        if "hdet" not in state_dict:
-            return
         with reading(STATE_WORDS):
-            self._run.check(state_dict["hdet"])
-            _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]
+            refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
+            if "hdet" in state_dict:
+                self._run.check(state_dict["hdet"])
+                _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
@@ -308,7 +292,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
-        tell_another_length(self.total_steps, total_steps, self._run.replica_index)
+        self._tell_another_length(total_steps)
         if ours is None:
             self._run.adopt(total_steps, t)
         else:
@@ -365,6 +349,23 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
+
+
+def _journal_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """torch's arguments for the journal and for other ranks, as JSON can hold them; without lengths."""
+    return {name: mapped(v, _plain) for name, v in arguments.items() if name not in (*LENGTHS, "last_epoch")}
+
+
+def _plain(value: Any) -> Any:
+    is_plain = isinstance(value, (bool, float, str)) or (isinstance(value, int) and is_real(value))
+    return value if value is None or is_plain else shown(value)
+
+
+def _alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """torch's arguments in words, for ranks to compare; without lengths, which are compared by themselves."""
+    unused = () if arguments["cycle_momentum"] else ("base_momentum", "max_momentum")
+    plain = _journal_arguments({name: value for name, value in arguments.items() if name not in unused})
+    return {name: repr(mapped(value, lambda v: float(v) if is_real(v) else v)) for name, value in plain.items()}
 
 
 def _settings_of(
