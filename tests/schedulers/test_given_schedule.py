@@ -111,8 +111,9 @@ def test_a_function_of_the_step_is_asked_for_each_step_once_and_for_none_outside
     calls: list[int] = []
 
     def shape(t: int) -> float:
+        factor = 1 - abs(t / steps - peak)  # of an optimizer, with which it is called first, there is none
         calls.append(t)
-        return 1 - abs(t / steps - peak)
+        return factor
 
     hdet.auto(several_groups(groups), schedule=shape, total_steps=steps)
     looked_at = calls[1:-1]  # the first call is to see what it is, and the last one is the first step of the run
@@ -255,7 +256,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "number": (3.0, r"schedule must be a function from an optimizer.*got schedule=3.0; for instance schedule=lambda"),
     "list": ([torchs.ConstantLR(several_groups())], "schedule must be a function from an optimizer"),
     "optimizer": (several_groups(), "schedule must be a function from an optimizer"),
-    "nothing": (lambda optimizer: None, "for an optimizer it returned None; for instance"),
+    "nothing": (
+        lambda optimizer: None,
+        "for an optimizer it returned None, and for step 0 it returned None; for instance",
+    ),
     "words": (lambda t: "half", "for step 0 it returned 'half'; for instance"),
     "truth": (lambda t: t < 100, "for step 0 it returned True"),
     "no length": (lambda optimizer: torchs.CosineAnnealingLR(optimizer), "raised TypeError: .*T_max.*; for instance"),

@@ -14,12 +14,12 @@ from hdet.checks import is_int, is_real, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import parts_of, rate_names, trained_parameters
+from hdet.optimizer.groups import check_model, parts_of, rate_names, trained_parameters
 from hdet.optimizer.hooks import refuse_without_hooks
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group
+from hdet.ranks.group import Group, check_group
 from hdet.ranks.rank_group import RankGroup
-from hdet.ranks.shards import is_distributed
+from hdet.ranks.shards import is_distributed, refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.rule.constants import DEFAULT
 from hdet.rule.decision import Rule
@@ -28,7 +28,6 @@ from hdet.schedulers.combined_optimizer import as_one
 from hdet.schedulers.given_schedule import GivenSchedule, guesses_of
 from hdet.schedulers.schedules import Schedule
 from hdet.schedulers.trapezoid import TrapezoidSchedule
-from hdet.schedulers.validation import check_common
 from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.search import Search
 
@@ -112,7 +111,9 @@ def auto(
     """
     optimizer = as_one(optimizers)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
-    check_common(optimizer, group, model)
+    check_group(group)
+    check_model(model)
+    refuse_flat(p for row in optimizer.param_groups for p in row["params"])
     guesses = [float(row["lr"]) for row in optimizer.param_groups] if schedule is None else guesses_of(optimizer)
     _check_search(optimizer, guesses, group, model)
     highest = _checked_highest(highest, len(guesses))

@@ -20,10 +20,9 @@ from hdet.rule.found import Found
 from hdet.schedulers.given_schedule import GivenSchedule
 from hdet.schedulers.schedules import Schedule
 from hdet.schedulers.trapezoid import TrapezoidSchedule
-from hdet.schedulers.validation import refuse_foreign, refuse_other_groups
 from hdet.search.reporting import found_html
 from hdet.search.search import Course, Search
-from hdet.state import STATE_WORDS, reading
+from hdet.state import STATE_WORDS, reading, refuse_foreign, refuse_other_groups
 
 AutoSchedule: TypeAlias = TrapezoidSchedule | GivenSchedule
 """A schedule without the factor that is found. It knows the rates of its own step and of the next one."""
@@ -155,7 +154,7 @@ class AutoScheduler(LRScheduler):
     @property
     def can_finish(self) -> bool:
         """Whether :meth:`finish` can be called: not on a schedule of the user's."""
-        return isinstance(self._schedule, TrapezoidSchedule)
+        return self.schedule is None
 
     @property
     def is_finished(self) -> bool:
@@ -247,7 +246,7 @@ class AutoScheduler(LRScheduler):
         refuse_foreign(state_dict, set(own), _NAME, f"a state of the scheduler of {_NAME}")
         with reading(STATE_WORDS):
             t, schedule, ours = state_dict["last_epoch"], state_dict["schedule"], state_dict["hdet"]
-            refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
+            refuse_other_groups(len(state_dict["_last_lr"]), len(self.optimizer.param_groups))
             self.search.check(ours)
             if set(schedule) != set(own["schedule"]):
                 is_given = isinstance(self._schedule, GivenSchedule)

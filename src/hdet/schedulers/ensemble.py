@@ -24,15 +24,16 @@ from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, check_optimizer, group_counts, unwrapped
+from hdet.optimizer.groups import added_groups, check_model, check_optimizer, group_counts, unwrapped
 from hdet.optimizer.rates import put_rate
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group
+from hdet.ranks.group import Group, check_group
+from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
 from hdet.schedulers.schedules import PlainRates, Schedule, check_schedule_of
-from hdet.schedulers.validation import check_common, refuse_foreign, refuse_other_groups
+from hdet.state import refuse_foreign, refuse_other_groups
 
 _ROUND = 200
 """T by default: the run's length may be unknown."""
@@ -103,7 +104,9 @@ class Ensemble(ReplicaScheduler):
         self._knobs = flat_knobs(knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD) if knobs is None else knobs)
         if schedule is not None:
             check_schedule_of(optimizer, schedule)
-        check_common(optimizer, group, model)
+        check_group(group)
+        check_model(model)
+        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
         signal = TrainLoss() if signal is None else signal
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
@@ -239,7 +242,7 @@ class Ensemble(ReplicaScheduler):
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         refuse_foreign(state_dict, set(self.state_dict()), "hdet.Ensemble", "a state of hdet.Ensemble")
-        refuse_other_groups(len(state_dict["plain_lrs"]), self.optimizer)
+        refuse_other_groups(len(state_dict["plain_lrs"]), len(self.optimizer.param_groups))
         self._plain.check(state_dict["schedule"])
         self._run.check(state_dict["hdet"])
 

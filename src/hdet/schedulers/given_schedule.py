@@ -6,7 +6,6 @@ or written to, and no clock is asked, so that all ranks find the same peak.
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -182,28 +181,19 @@ def _together(optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> Sche
 
 def _answer(function: Callable[[Any], Any], stand_in: Optimizer) -> Any:
     """A scheduler on the stand-in, or a number if the function is one of the step. Raises if it is neither."""
-    wants_optimizer = _wants_optimizer(function)
-    answers: list[Any] = []
-    for given in (stand_in, 0) if wants_optimizer else (0, stand_in):
-        answer = answer_of(function, given)
-        if number_of(answer) is not None or (given is stand_in and _is_scheduler(answer)):
-            return answer
-        answers.append(answer)
-    if isinstance(answers[0], HdetError):
-        raise answers[0]
-    what = "an optimizer" if wants_optimizer else "step 0"
-    raise ArgumentError(f"schedule must be {_KINDS}, but for {what} it {in_words(answers[0])}; {_CURE}") from (
-        answers[0] if isinstance(answers[0], Exception) else None
-    )
-
-
-def _wants_optimizer(function: Callable[[Any], Any]) -> bool:
-    """What to try first, so that most functions are never called with what they do not expect."""
-    try:
-        first = next(iter(inspect.signature(function).parameters.values()))
-    except (StopIteration, TypeError, ValueError):  # none, or unknown since it is written in C
-        return False
-    return first.name.startswith("o") or "Optimizer" in str(first.annotation)
+    answer = answer_of(function, stand_in)
+    if number_of(answer) is not None or _is_scheduler(answer):
+        return answer
+    first = answer_of(function, 0)
+    if number_of(first) is not None:
+        return first
+    for error in (answer, first):
+        if isinstance(error, HdetError):
+            raise error
+    raise ArgumentError(
+        f"schedule must be {_KINDS}, but for an optimizer it {in_words(answer)}, and for step 0 it {in_words(first)}; "
+        f"{_CURE}"
+    ) from (answer if isinstance(answer, Exception) else None)
 
 
 def _moved(schedule: Any, optimizer: Optimizer, stand_in: Optimizer) -> Any:

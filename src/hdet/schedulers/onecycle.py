@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,21 +21,23 @@ from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.file import mapped
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, group_counts, rate_names, unwrapped, with_added
+from hdet.optimizer.groups import added_groups, check_model, group_counts, rate_names, unwrapped, with_added
 from hdet.optimizer.rates import as_type_of, copy_rate, put_rate, shared_rates
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group
+from hdet.ranks.group import Group, check_group
+from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
 from hdet.schedulers.torch_onecycle import ANNEALINGS, LENGTHS, NEEDED, annealing_in, phase_at, rehearsed, take_in
-from hdet.schedulers.validation import check_common, refuse_foreign, refuse_other_groups
-from hdet.state import STATE_WORDS, reading
+from hdet.state import STATE_WORDS, reading, refuse_foreign, refuse_other_groups
 
 _NOT_SAVED = {"_run", "_counted", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
+_TORCHS = inspect.signature(_torch).parameters.keys() - {"optimizer"}
+"""The names of torch's arguments."""
 
 
 class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
@@ -106,6 +109,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         model: nn.Module | None = None,
         journal: Journals = None,
     ) -> None:
+        schedule = {name: given for name, given in locals().items() if name in _TORCHS}
         self._counted = 0
         """torch's count of steps, without those that a framework adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
@@ -116,27 +120,14 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
                 f"max_lr must be a number or a list of numbers, but got max_lr={shown(max_lr)}; to have the rate found "
                 "in the run, write scheduler = hdet.auto(optimizer, total_steps=...)"
             )
-        schedule: dict[str, Any] = {
-            "max_lr": max_lr,
-            "total_steps": total_steps,
-            "epochs": epochs,
-            "steps_per_epoch": steps_per_epoch,
-            "pct_start": pct_start,
-            "anneal_strategy": anneal_strategy,
-            "cycle_momentum": cycle_momentum,
-            "base_momentum": base_momentum,
-            "max_momentum": max_momentum,
-            "div_factor": div_factor,
-            "final_div_factor": final_div_factor,
-            "three_phase": three_phase,
-            "last_epoch": last_epoch,
-        }
         cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
         fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
         must_be("at least 0 and at most 1", fits, cure, spread=spread)
         spread = PUBLISHED_SPREAD if spread is None else float(spread)
         controller = _controller(auto_lr)
-        check_common(optimizer, group, model)
+        check_group(group)
+        check_model(model)
+        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
         made = rehearsed(optimizer, schedule)
         settings = _settings_of(made, controller, decay, sync_every, auto_lr_start, seed)
         specs = rate_knobs(rate_names(optimizer), spread)
@@ -274,7 +265,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
         with reading(STATE_WORDS):
-            refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
+            refuse_other_groups(len(state_dict["_last_lr"]), len(self.optimizer.param_groups))
             if "hdet" in state_dict:
                 self._run.check(state_dict["hdet"])
                 _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]

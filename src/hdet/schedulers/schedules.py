@@ -19,7 +19,7 @@ from hdet.errors import ArgumentError, HdetError
 from hdet.optimizer.groups import unwrapped, with_added
 from hdet.optimizer.rates import Rate, copy_rate, put_rate
 from hdet.ranks.rank_group import RankGroup
-from hdet.schedulers.validation import state_in_words
+from hdet.state import state_in_words
 
 
 class Schedule(Protocol):
