@@ -41,76 +41,39 @@ if TYPE_CHECKING:
     from hdet.schedulers.onecycle import OneCycleLR
     from hdet.schedulers.replay import schedule_from
 
-__all__ = [
-    "ArgumentError",
-    "AsPrinted",
-    "AutoScheduler",
-    "CheckpointError",
-    "CheckpointWarning",
-    "Controller",
-    "Corrected",
-    "DisagreementError",
-    "DivergedError",
-    "Ensemble",
-    "Guard",
-    "HdetError",
-    "Journal",
-    "JournalData",
-    "JournalError",
-    "Knob",
-    "LostReplicaError",
-    "Normalised",
-    "OneCycleLR",
-    "ProbeBatch",
-    "ProbeLoss",
-    "ProbeWarning",
-    "ResumeWarning",
-    "RollbackWarning",
-    "SearchWarning",
-    "ShardedParametersError",
-    "TrainLoss",
-    "__version__",
-    "arms",
-    "auto",
-    "exists",
-    "knobs",
-    "load",
-    "perturb_",
-    "read_journal",
-    "save",
-    "schedule_from",
-    "show",
-    "torchft",
-]
+__all__ = ["AutoScheduler", "auto", "schedule_from"]
+__all__ += ["AsPrinted", "Controller", "Corrected", "Ensemble", "Knob", "Normalised", "OneCycleLR", "ProbeBatch"]
+__all__ += ["ProbeLoss", "TrainLoss", "arms", "knobs", "perturb_", "torchft"]
+__all__ += ["Guard", "Journal", "JournalData", "__version__", "exists", "load", "read_journal", "save", "show"]
+__all__ += ["ArgumentError", "CheckpointError", "DisagreementError", "DivergedError", "HdetError", "JournalError"]
+__all__ += ["LostReplicaError", "ShardedParametersError"]
+__all__ += ["CheckpointWarning", "ProbeWarning", "ResumeWarning", "RollbackWarning", "SearchWarning"]
 
 _NEED_TORCH = {
-    "AutoScheduler": "hdet.schedulers.auto_scheduler",
-    "Ensemble": "hdet.schedulers.ensemble",
-    "Guard": "hdet.rollback.guard",
-    "Knob": "hdet.ensemble.knobs",
-    "OneCycleLR": "hdet.schedulers.onecycle",
-    "ProbeBatch": "hdet.ensemble.probe",
-    "ProbeLoss": "hdet.ensemble.signals",
-    "TrainLoss": "hdet.ensemble.signals",
-    "arms": "hdet.ranks.arms",
-    "auto": "hdet.schedulers.auto",
-    "exists": "hdet.checkpoint.saving",
-    "knobs": "hdet.ensemble.knobs",
-    "load": "hdet.checkpoint.saving",
-    "perturb_": "hdet.ensemble.warm_start",
-    "save": "hdet.checkpoint.saving",
-    "schedule_from": "hdet.schedulers.replay",
-    "show": "hdet.report.page",
-    "torchft": "hdet.ranks.torchft",
+    "hdet.checkpoint.saving": ("exists", "load", "save"),
+    "hdet.ensemble.knobs": ("Knob", "knobs"),
+    "hdet.ensemble.probe": ("ProbeBatch",),
+    "hdet.ensemble.signals": ("ProbeLoss", "TrainLoss"),
+    "hdet.ensemble.warm_start": ("perturb_",),
+    "hdet.ranks.arms": ("arms",),
+    "hdet.ranks.torchft": ("torchft",),
+    "hdet.report.page": ("show",),
+    "hdet.rollback.guard": ("Guard",),
+    "hdet.schedulers.auto": ("auto",),
+    "hdet.schedulers.auto_scheduler": ("AutoScheduler",),
+    "hdet.schedulers.ensemble": ("Ensemble",),
+    "hdet.schedulers.onecycle": ("OneCycleLR",),
+    "hdet.schedulers.replay": ("schedule_from",),
 }
-"""Names that are imported when they are first used, and from where: hdet.jax and the command line need no torch."""
+"""Modules that are imported when one of their names is first used: hdet.jax and the command line need no torch."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module 'hdet' has no attribute {name!r}")
-    module = import_module(_NEED_TORCH[name])
-    return module if name == "knobs" else getattr(module, name)
+    for module, names in _NEED_TORCH.items():
+        if name in names:
+            found = import_module(module)
+            return found if name == "knobs" else getattr(found, name)
+    raise AttributeError(f"module 'hdet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, must_count, shown
-from hdet.ensemble.bases import DECAYS, Decay, Settings
+from hdet.ensemble.bases import DECAYS, Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.knob import rate_knobs
@@ -124,7 +124,11 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
         must_be("at least 0 and at most 1", fits, cure, spread=spread)
         spread = PUBLISHED_SPREAD if spread is None else float(spread)
-        controller = _controller(auto_lr)
+        words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
+        must_be(words, isinstance(auto_lr, (bool, Controller)), cure, auto_lr=auto_lr)
+        controller = None if auto_lr is False else auto_lr
+        if isinstance(controller, bool):
+            controller = Corrected()
         check_group(group)
         check_model(model)
         refuse_flat(p for row in optimizer.param_groups for p in row["params"])
@@ -133,14 +137,16 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         specs = rate_knobs(rate_names(optimizer), spread)
         learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
         settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
-        header = {**_journal_arguments(schedule), "total_steps": made.total_steps, **settled}
+        plain = {name: mapped(v, _plain) for name, v in schedule.items() if name not in (*LENGTHS, "last_epoch")}
+        header = {**plain, "total_steps": made.total_steps, **settled}
+        unused = () if cycle_momentum else ("base_momentum", "max_momentum")
         arms = isinstance(group, Arms) and len(group.members) > 1
         isolated = arms or isinstance(group, Torchft)
         self._run = Replicas(
             group,
             Steering(settings, specs, Permuted(), columns, controller, learned),
             ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
-            _alike_of(schedule),
+            {name: repr(value) for name, value in plain.items() if name not in unused},
             JournalWriter(open_journal(journal), header),
         )
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
@@ -342,21 +348,11 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._run.grow(new, names)
 
 
-def _journal_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """torch's arguments for the journal and for other ranks, as JSON can hold them; without lengths."""
-    return {name: mapped(v, _plain) for name, v in arguments.items() if name not in (*LENGTHS, "last_epoch")}
-
-
 def _plain(value: Any) -> Any:
-    is_plain = isinstance(value, (bool, float, str)) or (isinstance(value, int) and is_real(value))
-    return value if value is None or is_plain else shown(value)
-
-
-def _alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """torch's arguments in words, for ranks to compare; without lengths, which are compared by themselves."""
-    unused = () if arguments["cycle_momentum"] else ("base_momentum", "max_momentum")
-    plain = _journal_arguments({name: value for name, value in arguments.items() if name not in unused})
-    return {name: repr(mapped(value, lambda v: float(v) if is_real(v) else v)) for name, value in plain.items()}
+    """An argument as JSON can hold it, for the journal and for other ranks; equal numbers are equal texts."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    return float(value) if is_real(value) else shown(value)
 
 
 def _settings_of(
@@ -364,42 +360,26 @@ def _settings_of(
 ) -> Settings:
     """Rounds, seed, decay and S_warm, checked; ``made``: torch's scheduler with the same arguments."""
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
-    decay, steps = _decay(decay, controller), made.total_steps
+    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
     if controller is None and decay == "schedule" and start is not None:
         raise ArgumentError(
             'auto_lr_start is for a controller or decay="exponential", which begin there, but got auto_lr_start='
             f"{shown(start)}; leave it out, or leave auto_lr=False out"
         )
-    sync_every = default_length(steps) if sync_every is None else sync_every
-    rounds = Rounds(must_count(1, "leave it out for a fiftieth of the run", sync_every=sync_every), steps)
-    start = _resolved_start(start, rounds, steps, made._schedule_phases[0]["end_step"])
-    return Settings(rounds, int(seed), decay, start)
+    if isinstance(controller, AsPrinted):
+        cure = "it has a decay of its own; hdet.Corrected() takes one"
+        must_be("left out with auto_lr=hdet.AsPrinted()", decay == "schedule", cure, decay=decay)
+        decay = "printed"
+    sync_every = default_length(made.total_steps) if sync_every is None else sync_every
+    length = must_count(1, "leave it out for a fiftieth of the run", sync_every=sync_every)
+    rounds = Rounds(length, made.total_steps)
+    return Settings(rounds, int(seed), decay, _checked_start(start, rounds, made))
 
 
-def _controller(auto_lr: Any) -> Controller | None:
-    if isinstance(auto_lr, bool):
-        return Corrected() if auto_lr else None
-    words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
-    must_be(words, isinstance(auto_lr, Controller), cure, auto_lr=auto_lr)
-    return auto_lr  # type: ignore[no-any-return]  # checked
-
-
-def _decay(decay: Any, controller: Controller | None) -> Decay:
-    """The decay that is meant: a controller as printed has its own."""
-    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
-    printed = isinstance(controller, AsPrinted)
-    if printed and decay != "schedule":
-        raise ArgumentError(
-            f"decay must be left out with auto_lr=hdet.AsPrinted(), which has a decay of its own, but got {decay=}; "
-            "hdet.Corrected() takes it"
-        )
-    return "printed" if printed else decay
-
-
-def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:
+def _checked_start(start: Any, rounds: Rounds, made: lr_scheduler.OneCycleLR) -> int | None:
     """S_warm: a round end. By default the end of the warm-up rounded up to a round; never if that is past the end."""
     if start is None:
-        end = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
-        return end if end <= total_steps else None
+        end = max(1, math.ceil(made._schedule_phases[0]["end_step"] / rounds.length)) * rounds.length
+        return end if end <= made.total_steps else None
     cure = "leave it out for the end of the warm-up, or use auto_lr=False for never"
-    return rounds.next_end(must_count(0, cure, high=total_steps, auto_lr_start=start))
+    return rounds.next_end(must_count(0, cure, high=made.total_steps, auto_lr_start=start))
