@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_real, must_be, must_count, shown, users_level
+from hdet.checks import is_real, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
@@ -116,10 +116,10 @@ def auto(
     refuse_flat(p for row in optimizer.param_groups for p in row["params"])
     guesses = [float(row["lr"]) for row in optimizer.param_groups] if schedule is None else guesses_of(optimizer)
     _check_search(optimizer, guesses, group, model)
-    highest = _checked_highest(highest, len(guesses))
+    bounds = _bounds_of(highest, len(guesses))
     own: AutoSchedule
     if schedule is None:
-        is_one = is_int(schedule_every) and schedule_every == 1
+        is_one = isinstance(schedule_every, int) and schedule_every == 1
         must_be("1 without schedule=", is_one, "leave it out", schedule_every=schedule_every)
         if total_steps is not None:
             total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
@@ -128,18 +128,18 @@ def auto(
             row["initial_lr"] = guess  # as torch's schedulers do
     else:
         own = GivenSchedule(optimizer, schedule, total_steps, schedule_every)
-    given = {**own.arguments(), "highest": highest}
+    given = {**own.arguments(), "highest": _in_header(bounds)}
     rule = Rule(own.total_steps)
     if not rule.long_enough:
         warnings.warn(
-            f"a run of {own.total_steps} steps is too short to find its rate, which takes at least "
+            f"a run of {rule.total_steps} steps is too short to find its rate, which takes at least "
             f"{DEFAULT.min_steps}: the given rate is used; give the right one, or count optimizer steps rather than "
             "epochs",
             SearchWarning,
             stacklevel=users_level(),
         )
     everybody = None if isinstance(group, Arms) else group  # all ranks of one model decide together
-    header = {"max_lr": "auto", **given, "rollback": rollback, "total_steps": own.total_steps}
+    header = {"max_lr": "auto", **given, "rollback": rollback, "total_steps": rule.total_steps}
     search = Search(
         rule,
         rate_names(optimizer),
@@ -148,7 +148,7 @@ def auto(
         RankGroup(everybody, {name: repr(value) for name, value in given.items()}),
         JournalWriter(open_journal(journal), header),
         rollback=rollback,
-        bounds=_bounds_of(highest),
+        bounds=bounds,
     )
     return AutoScheduler(optimizer, own, search)
 
@@ -172,26 +172,28 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
             "go, and each knows its own losses; find the rate without torchft, in a process group that stays together, "
             "then give it as a number: hdet.OneCycleLR(optimizer, max_lr=...)"
         )
-    for kind, why in _NOT_SEARCHED.items():
-        if any(isinstance(part, kind) for part in parts_of(optimizer)):
-            raise ArgumentError(
-                f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's own scheduler"
-            )
+    for part in parts_of(optimizer):
+        for kind, why in _NOT_SEARCHED.items():
+            if isinstance(part, kind):
+                raise ArgumentError(
+                    f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's scheduler"
+                )
     refuse_without_hooks(optimizer)
 
 
-def _checked_highest(highest: Any, groups: int) -> float | list[float | None] | None:
-    """The bound, or one for each group, as plain numbers; None is no bound. Raises for anything else."""
+def _bounds_of(highest: Any, groups: int) -> Bounds:
+    """The bounds of the rates. Raises for anything that cannot be a bound."""
+    if highest is None:
+        return NO_BOUNDS
     several = isinstance(highest, (list, tuple))
-    each = list(highest) if several else [highest]
-    fits = all(one is None or (is_real(one) and one > 0) for one in each) and len(each) == (groups if several else 1)
+    each = [math.inf if one is None else one for one in highest] if several else [highest]
+    fits = all(is_real(one) and one > 0 for one in each) and len(each) == (groups if several else 1)
     rule = f"a rate above 0, or a list of {groups}, one for each parameter group, in which None is no bound"
     must_be(rule, fits, "leave it out for none", highest=highest)
-    numbers = [None if one is None else float(one) for one in each]
-    return numbers if several else numbers[0]
+    return Bounds(each=tuple(map(float, each))) if several else Bounds(float(highest))
 
 
-def _bounds_of(highest: float | list[float | None] | None) -> Bounds:
-    if isinstance(highest, list):
-        return Bounds(each=tuple([math.inf if one is None else one for one in highest]))
-    return NO_BOUNDS if highest is None else Bounds(highest)
+def _in_header(bounds: Bounds) -> float | list[float | None] | None:
+    """Bounds for the journal and for other ranks, as they were given."""
+    numbers = [None if one == math.inf else one for one in bounds.each or (bounds.common,)]
+    return numbers if bounds.each else numbers[0]

@@ -24,8 +24,9 @@ Hook: TypeAlias = Callable[..., Any]
 def as_one(optimizers: Any) -> Optimizer:
     """An optimizer of torch without its wrapper, or several of them seen as one."""
     inner = unwrapped(optimizers)
-    several = items_of(inner)
-    found = [inner] if several is None else [unwrapped(one) for one in several]
+    if isinstance(inner, Optimizer):
+        return inner
+    found = [unwrapped(one) for one in items_of(inner) or ()]
     fits = found and all(isinstance(one, Optimizer) for one in found)
     rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
     must_be(rule, fits, cure, optimizers=optimizers)
