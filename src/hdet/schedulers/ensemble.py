@@ -14,7 +14,6 @@ from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
-from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.knob_list import check_knobs, columns_of, flat_knobs, refuse_uninformative
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
@@ -115,8 +114,8 @@ class Ensemble(ReplicaScheduler):
         must_be("True or False", is_flag(allow_uninformative), cure, allow_uninformative=allow_uninformative)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
-        settings = settings_of(sync_every, total_steps, seed, start)
-        rule = controller_of(controller, signal)
+        settings = _settings_of(sync_every, total_steps, seed, start)
+        rule = _controller_of(controller, signal)
         specs = [knob.spec for knob in self._knobs]
         bases = [knob.spec.start(float(knob.read())) for knob in self._knobs]
         header = {
@@ -131,12 +130,18 @@ class Ensemble(ReplicaScheduler):
             "controller": repr(rule),
             "optimizer_state": optimizer_state,
         }
+        alike = {
+            "lr": repr([float(row["lr"]) for row in optimizer.param_groups]),
+            **{spec.name: repr(base) for spec, base in zip(specs, bases, strict=True) if not spec.scheduled},
+            "signal": signal.kind,
+            "bounds": repr([spec.bounds for spec in specs]),
+        }
         state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
         self._run = Replicas(
             group,
             Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
-            alike_of(specs, bases, optimizer, signal),
+            alike,
             JournalWriter(open_journal(journal), header),
             signal=signal,
             resets_state=state == "reset",
@@ -257,14 +262,7 @@ class Ensemble(ReplicaScheduler):
         self._watch_loading()
 
 
-def alike_of(specs: Sequence[KnobSpec], bases: Sequence[float], optimizer: Optimizer, signal: Signal) -> dict[str, str]:
-    """What must be equal on all replicas beside the arguments in the journal's header, as texts."""
-    first = {spec.name: repr(base) for spec, base in zip(specs, bases, strict=True) if not spec.scheduled}
-    rates = repr([float(group["lr"]) for group in optimizer.param_groups])
-    return {"lr": rates, **first, "signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
-
-
-def settings_of(sync_every: int | None, total_steps: int | None, seed: int, start: int) -> Settings:
+def _settings_of(sync_every: int | None, total_steps: int | None, seed: int, start: int) -> Settings:
     """The rounds, the seed and the controller's first step, checked."""
     sync_every = _ROUND if sync_every is None else sync_every
     sync_every = must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
@@ -275,7 +273,7 @@ def settings_of(sync_every: int | None, total_steps: int | None, seed: int, star
     return Settings(Rounds(sync_every, total_steps), int(seed), "schedule", start)
 
 
-def controller_of(controller: object, signal: Signal) -> Controller | None:
+def _controller_of(controller: object, signal: Signal) -> Controller | None:
     """The controller that ``controller=`` stands for; None: the base values do not move."""
     if controller is None:
         return Corrected() if isinstance(signal, TrainLoss) else Normalised()
