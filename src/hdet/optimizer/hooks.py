@@ -45,8 +45,10 @@ def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], 
     def hook_of(method: Callable[..., Any]) -> Callable[..., Any]:
         def hook(stepped: Optimizer, *step: Any) -> Any:
             found, seen = held(), whole()
-            is_meant = found is not None and seen is not None and leading_part(seen) is stepped
-            return method(found, seen, *step) if is_meant else None
+            if found is None or seen is None:
+                return None
+            leads = seen is stepped or leading_part(seen) is stepped
+            return method(found, seen, *step) if leads else None
 
         disabled: Callable[..., Any] = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
         return disabled
