@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.checks import is_real, must_be
+from hdet.errors import ArgumentError
 from hdet.schedulers.schedules import emptied
 
 LENGTHS = ("total_steps", "epochs", "steps_per_epoch")
@@ -31,14 +32,14 @@ def rehearsed(optimizer: Optimizer, arguments: dict[str, Any]) -> OneCycleLR:
     """torch's scheduler on an optimizer without weights: what torch refuses, it refuses before anything is changed."""
     made = OneCycleLR(emptied(optimizer), **arguments)
     for group in made.optimizer.param_groups:
-        _check_peak(group["max_lr"], "for instance 0.1", max_lr=arguments["max_lr"])
+        _check_peak(group["max_lr"], max_lr=arguments["max_lr"])
     return made
 
 
-def _check_peak(rate: Any, cure: str, /, **given: Any) -> None:
+def _check_peak(rate: Any, /, **given: Any) -> None:
     """Raise unless weights can be trained at a rate, the highest of the schedule; ``given``: the argument for it."""
     is_number = is_real(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
-    must_be("finite and not below 0", is_number and 0 <= rate <= _HIGHEST, cure, **given)
+    must_be("finite and not below 0", is_number and 0 <= rate <= _HIGHEST, "for instance 0.1", **given)
 
 
 def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
@@ -85,8 +86,12 @@ def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, momenta: 
     """
     added = [(g, groups[g]) for g in new]
     for g, group in added:
-        cure = 'give it its rate at the schedule\'s peak: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
-        _check_peak(group.get("max_lr"), cure, **{f"max_lr of param_groups[{g}]": group.get("max_lr")})
+        if "max_lr" not in group:
+            raise ArgumentError(
+                f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
+                'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
+            )
+        _check_peak(group["max_lr"], **{f"max_lr of param_groups[{g}]": group["max_lr"]})
     known = [group for g, group in enumerate(groups) if g not in new]
     example = next((group for group in known if group["max_lr"] > 0), known[0])
     for _, group in added:
