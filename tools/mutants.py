@@ -78,16 +78,14 @@ COVERED = {
     "schedulers/ensemble": "schedulers: rates_without_knobs rates_table; ensemble: journal_of_a_run knobs ensemble",
     "schedulers/onecycle": "ensemble: rounds golden; schedulers: against_torch rates_table",
     "schedulers/given_schedule": "schedulers: given_schedule peak",
-    "schedulers/peak": "schedulers: peak given_schedule",
-    "schedulers/step_function": "schedulers: given_schedule",
-    "schedulers/plain_rates": "schedulers: rates_without_knobs rates_table added_groups; ensemble: journal_of_a_run",
-    "schedulers/phases": "ensemble: golden; schedulers: against_torch; checkpoint: torch_states",
+    "schedulers/schedules": "schedulers: given_schedule rates_without_knobs rates_table added_groups; "
+    "ensemble: journal_of_a_run",
+    "schedulers/torch_onecycle": "ensemble: golden; schedulers: against_torch; checkpoint: torch_states",
     "schedulers/replay": "schedulers: replay",
     "journal/reading": "journal: journal; schedulers: replay; cli: schedule; ensemble: journal_of_a_run",
-    "schedulers/trapezoid": "schedulers: trapezoid lengths; search: found unknown_length golden",
+    "schedulers/trapezoid": "schedulers: trapezoid lengths rates_table late_groups late_group_of_several several; "
+    "search: found unknown_length golden; checkpoint: foreign setups",
     "schedulers/auto": "search: guesses bounds golden found; inputs: inputs",
-    "schedulers/auto_schedules": "schedulers: rates_table late_groups late_group_of_several lengths several trapezoid; "
-    "checkpoint: foreign setups",
     "schedulers/auto_scheduler": "schedulers: late_groups lengths several trapezoid; search: golden hooks "
     "unknown_length; checkpoint: foreign setups",
     "schedulers/combined_optimizer": "schedulers: late_group_of_several order_of_several late_groups several",

@@ -83,33 +83,29 @@ __all__ = [
 ]
 
 _NEED_TORCH = {
-    "AutoScheduler": "hdet.schedulers.auto_scheduler",
-    "Ensemble": "hdet.schedulers.ensemble",
-    "Guard": "hdet.rollback.guard",
-    "Knob": "hdet.ensemble.knobs",
-    "OneCycleLR": "hdet.schedulers.onecycle",
-    "ProbeBatch": "hdet.ensemble.signals",
-    "ProbeLoss": "hdet.ensemble.signals",
-    "TrainLoss": "hdet.ensemble.signals",
-    "arms": "hdet.ranks.arms",
-    "auto": "hdet.schedulers.auto",
-    "exists": "hdet.checkpoint.saving",
-    "knobs": "hdet.ensemble.knobs",
-    "load": "hdet.checkpoint.saving",
-    "perturb_": "hdet.ensemble.warm_start",
-    "save": "hdet.checkpoint.saving",
-    "schedule_from": "hdet.schedulers.replay",
-    "show": "hdet.report.page",
-    "torchft": "hdet.ranks.torchft",
+    "hdet.checkpoint.saving": ("exists", "load", "save"),
+    "hdet.ensemble.knobs": ("Knob", "knobs"),
+    "hdet.ensemble.signals": ("ProbeBatch", "ProbeLoss", "TrainLoss"),
+    "hdet.ensemble.warm_start": ("perturb_",),
+    "hdet.ranks.arms": ("arms",),
+    "hdet.ranks.torchft": ("torchft",),
+    "hdet.report.page": ("show",),
+    "hdet.rollback.guard": ("Guard",),
+    "hdet.schedulers.auto": ("auto",),
+    "hdet.schedulers.auto_scheduler": ("AutoScheduler",),
+    "hdet.schedulers.ensemble": ("Ensemble",),
+    "hdet.schedulers.onecycle": ("OneCycleLR",),
+    "hdet.schedulers.replay": ("schedule_from",),
 }
-"""Names that are imported when they are first used, and from where: hdet.jax and the command line need no torch."""
+"""Modules that are imported when one of their names is first used: hdet.jax and the command line need no torch."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module 'hdet' has no attribute {name!r}")
-    module = import_module(_NEED_TORCH[name])
-    return module if name == "knobs" else getattr(module, name)
+    for module, names in _NEED_TORCH.items():
+        if name in names:
+            found = import_module(module)
+            return found if name == "knobs" else getattr(found, name)
+    raise AttributeError(f"module 'hdet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -48,17 +48,9 @@ def is_one_of(value: object, words: Collection[str | None]) -> bool:
     return (value is None or isinstance(value, str)) and value in words
 
 
-def is_equal(value: object, other: object) -> bool:
-    """Whether two values are equal. An array with several elements, which cannot say so, is not."""
-    try:
-        return bool(value == other)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-
-
 def is_flag(value: object) -> bool:
-    """Whether it is True or False, or equals one of them."""
-    return is_equal(value, True) or is_equal(value, False)
+    """Whether it is True or False."""
+    return isinstance(value, bool)
 
 
 def items_of(value: Any) -> list[Any] | None:

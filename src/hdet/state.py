@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from enum import Enum
 from types import UnionType
@@ -13,6 +13,8 @@ from hdet.errors import ArgumentError, HdetError
 
 STATE_VERSION = 7
 STATE_WORDS = "the checkpoint's hdet state"
+_SHOWN = 8
+"""So many keys of a foreign state are shown."""
 _CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 _CURES = {
     "version": "load it with the hdet that wrote it",
@@ -20,6 +22,38 @@ _CURES = {
     "knobs": "build the optimizer and the knobs as they were when it was saved",
 }
 Record = TypeVar("Record")
+
+
+def refuse_foreign(state: Any, needed: Set[str], own: str, expected: str) -> None:
+    """Raise unless a state is a dict with the keys that are needed. torch itself loads any dict without checking it.
+
+    Args:
+        state: what the user has given.
+        needed: the keys.
+        own: the class whose state is expected.
+        expected: that state, and others that can be loaded, in words.
+    """
+    if not isinstance(state, Mapping) or not needed <= set(state):
+        raise ArgumentError(
+            f"load_state_dict() was given {state_in_words(state)}, but {expected} was expected; give it what "
+            f"state_dict() of a {own} returned, or load the whole file by hdet.load"
+        )
+
+
+def state_in_words(state: Any) -> str:
+    """Something that a user takes for a state, for messages."""
+    if not isinstance(state, Mapping):
+        return f"a {type(state).__name__}"
+    return f"a dict with the keys {shown(sorted(map(str, state))[:_SHOWN])}"
+
+
+def refuse_other_groups(saved: int, here: int) -> None:
+    """Raise unless a state is of an optimizer with as many parameter groups as there are here."""
+    if saved != here:
+        raise ArgumentError(
+            f"the checkpoint has the rates of {saved} parameter groups, but the optimizer has {here}; build the "
+            "optimizer as it was when it was saved, or load the right checkpoint"
+        )
 
 
 @contextmanager

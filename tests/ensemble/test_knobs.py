@@ -14,7 +14,7 @@ from hdet import knobs
 from hdet.ensemble.controller import comparable
 from hdet.ensemble.design import Balanced, Permuted
 from hdet.ensemble.knob import SCALES, KnobSpec, scale_named
-from hdet.schedulers.arguments import PUBLISHED_SPREAD
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD
 
 pytestmark = pytest.mark.quick
 

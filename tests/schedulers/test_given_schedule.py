@@ -103,32 +103,31 @@ def test_a_group_that_was_added_before_the_search_and_after_the_schedule() -> No
 
 
 @pytest.mark.parametrize("groups", [1, 50])
-@pytest.mark.parametrize("steps", [10, STEPS, 10**6, 10**15])
+@pytest.mark.parametrize("steps", [10, STEPS, 10**15])
 @pytest.mark.parametrize("peak", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("argument", ["t", "o"])
-def test_a_function_of_the_step_is_called_64_times_at_most(groups: int, steps: int, peak: float, argument: str) -> None:
+def test_a_function_of_the_step_is_asked_for_each_step_once_and_for_none_outside_of_the_run(
+    groups: int, steps: int, peak: float
+) -> None:
     calls: list[int] = []
 
     def shape(t: int) -> float:
+        factor = 1 - abs(t / steps - peak)  # of an optimizer, with which it is called first, there is none
         calls.append(t)
-        return 1 - abs(t / steps - peak)
+        return factor
 
-    function = shape if argument == "t" else lambda o: shape(o)
-    hdet.auto(several_groups(groups), schedule=function, total_steps=steps)
-    assert len(calls) <= 64
-    if argument == "t":
-        assert all(0 <= t < steps for t in calls)
+    hdet.auto(several_groups(groups), schedule=shape, total_steps=steps)
+    looked_at = calls[1:-1]  # the first call is to see what it is, and the last one is the first step of the run
+    assert looked_at == [*range(len(looked_at))]
+    assert len(looked_at) <= min(steps, 2**17)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_function_of_a_lambda_lr_is_called_64_times_at_most() -> None:
-    calls: list[int] = []
+def test_a_lambda_lr_that_was_made_is_followed_itself() -> None:
     optimizer = several_groups()
-    made = torchs.LambdaLR(optimizer, lambda t: calls.append(t) or min(1.0, t / 200))  # type: ignore[func-returns-value]
-    calls.clear()
+    made = torchs.LambdaLR(optimizer, lambda t: min(1.0, t / 200))
     scheduler = hdet.auto(optimizer, schedule=made, total_steps=STEPS)
     assert (scheduler.state_dict()["schedule"]["peak"], made_of(scheduler)) == (200, made)
-    assert len(calls) <= 64
+    assert made.last_epoch == 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -257,7 +256,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "number": (3.0, r"schedule must be a function from an optimizer.*got schedule=3.0; for instance schedule=lambda"),
     "list": ([torchs.ConstantLR(several_groups())], "schedule must be a function from an optimizer"),
     "optimizer": (several_groups(), "schedule must be a function from an optimizer"),
-    "nothing": (lambda optimizer: None, "for an optimizer it returned None; for instance"),
+    "nothing": (
+        lambda optimizer: None,
+        "for an optimizer it returned None, and for step 0 it returned None; for instance",
+    ),
     "words": (lambda t: "half", "for step 0 it returned 'half'; for instance"),
     "truth": (lambda t: t < 100, "for step 0 it returned True"),
     "no length": (lambda optimizer: torchs.CosineAnnealingLR(optimizer), "raised TypeError: .*T_max.*; for instance"),
@@ -278,7 +280,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "late words": (broken("half"), "it returned 'half'"),
     "zero": (lambda t: 0.0, "schedule must be above 0 at some step, but got schedule=0.0; give one that has a peak"),
     "zero lambda": (lambda o: torchs.LambdaLR(o, lambda t: 0.0), "schedule must be above 0 at some step"),
-    "nan lambda": (lambda o: torchs.LambdaLR(o, broken(math.nan)), "it returned nan"),
+    "nan lambda": (
+        lambda o: torchs.LambdaLR(o, broken(math.nan)),
+        "finite and not below 0, but got nan at step 500; build it for the 1000 steps",
+    ),
     "nan rate": (lambda o: steps_of(o, 0.1, math.nan), "finite and not below 0, but got nan at step 2; build it for"),
     "negative rate": (lambda o: steps_of(o, -0.1), r"finite and not below 0, but got -0\.1 at step 1"),
     "too short": (

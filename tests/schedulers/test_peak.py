@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as torchs
 
 import hdet
 from hdet.schedulers.combined_optimizer import CombinedOptimizer
-from hdet.schedulers.given_schedule import planned
-from hdet.schedulers.peak import CALLS, Peak, first_highest
+from hdet.schedulers.given_schedule import Peak, planned
 from tests.processes import run_ranks
 
 LONG = 25_000
@@ -264,100 +260,6 @@ def test_ranks_with_fifty_groups_agree(name: str) -> None:
     one, two = run_ranks(_looked_ahead, 2, name)
     assert one == two
     assert one[0] == RISE_OF_RANKS - 1
-
-
-# -- functions of the step, by few calls ------------------------------------------------------------------------------
-
-
-def exhaustive(function: Callable[[int], float], steps: int) -> int:
-    values = [function(t) for t in range(steps)]
-    highest = max(values)
-    return next(t for t, value in enumerate(values) if value >= highest * (1 - 1e-9))
-
-
-def asked(function: Callable[[int], float], steps: int) -> int:
-    """The peak; it was asked at few steps, at each of them once, and at none beyond the run."""
-    calls: list[int] = []
-
-    def counted(t: int) -> float:
-        calls.append(t)
-        return function(t)
-
-    found = first_highest(counted, steps)
-    assert len(calls) <= CALLS
-    assert len(set(calls)) == len(calls)
-    assert min(calls) >= 0
-    assert max(calls) < steps
-    return found
-
-
-@given(st.integers(1, 5000), st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.99), st.sampled_from([0.5, 1.0, 2.0]))
-def test_of_a_rise_a_hold_and_a_fall_it_is_exact(n: int, up: float, held: float, low: float, power: float) -> None:
-    rise = up * n
-    fall = rise + held * (n - rise)
-
-    def shape(t: int) -> float:
-        part = (t + 1) / (rise + 1) if t < rise else 1.0 if t <= fall else (n - t) / (n - fall)
-        return low + (1 - low) * float(part**power)
-
-    assert asked(shape, n) == exhaustive(shape, n)
-
-
-@given(st.integers(1, 5000), st.integers(1, 5000), st.floats(0, 0.99))
-def test_of_cycles_the_first_one_counts(n: int, rise: int, low: float) -> None:
-    assume(
-        rise % 3
-    )  # three times a power of two: powers of two see all cycles at one height, and a later one may count
-
-    def shape(t: int) -> float:
-        return low + (1 - low) * (1 - abs(t % (2 * rise) - rise) / rise)
-
-    assert asked(shape, n) == pytest.approx(exhaustive(shape, n), abs=1, rel=1e-2)
-
-
-@given(st.integers(1, 3000), st.lists(st.floats(0, 1), min_size=2, max_size=6))
-def test_of_any_lines_it_is_high(n: int, levels: list[float]) -> None:
-    """Rising, falling or constant between points that are equally far apart."""
-
-    def shape(t: int) -> float:
-        i, part = divmod(t / n * (len(levels) - 1), 1)
-        return levels[int(i)] * (1 - part) + levels[int(i) + 1] * part
-
-    assert shape(asked(shape, n)) >= 0.9 * max(shape(t) for t in range(n))
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=CALLS))
-def test_a_short_run_is_looked_at_as_a_whole(values: list[float]) -> None:
-    assert values[asked(values.__getitem__, len(values))] >= max(values) * (1 - 1e-3)
-
-
-@pytest.mark.parametrize("n", [10**6, 10**7, 10**9, 10**15])
-@pytest.mark.parametrize("part", [1e-4, 0.01, 0.1, 0.37, 0.9, 1.0])
-def test_near_enough_in_long_runs(n: int, part: float) -> None:
-    rise = int(part * n)
-    for shape in (
-        lambda t: min(1.0, t / rise),
-        lambda t: t / rise if t < rise else 0.5 + 0.5 * math.cos(4 * (t / n - part)),
-    ):
-        calls: list[int] = []
-        found = first_highest(lambda t, shape=shape, calls=calls: calls.append(t) or shape(t), n)  # type: ignore[misc]
-        assert len(calls) <= CALLS
-        assert found == pytest.approx(min(rise, n - 1), abs=1 if n == 10**6 else 1e-3 * n)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        lambda t: 1.0,
-        lambda t: 0.0,
-        lambda t: 0.5 * (1 + math.cos(math.pi * t / LONG)),
-        lambda t: 0.1 ** (t // 5000),
-        lambda t: 0.5 * (1 + math.cos(math.pi * (t / 777 % 1.0))),
-        lambda t: 0.999**t,
-    ],
-)
-def test_what_never_rises_is_highest_at_first(shape: Callable[[int], float]) -> None:
-    assert asked(shape, LONG) == 0
 
 
 # -- nothing is copied ------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import torch
 
 import hdet
 from hdet.rule.constants import DEFAULT
-from hdet.schedulers.auto_schedules import TrapezoidSchedule
-from hdet.schedulers.trapezoid import LengthError, Trapezoid
+from hdet.schedulers.trapezoid import LengthError, Trapezoid, TrapezoidSchedule
 
 FLOOR = 1 / 25 / 1e4
 

@@ -57,6 +57,17 @@ def group_counts(optimizer: Optimizer) -> list[int]:
     return [len(part.param_groups) for part in parts_of(optimizer)]
 
 
+def rate_names(optimizer: Optimizer) -> list[str]:
+    """The names of the learning rates of all parameter groups. They do not change when a group is added.
+
+    ``lr[2]`` is that of the third group; ``lr[0.2]`` the same of the first of several optimizers.
+    """
+    counts = group_counts(optimizer)
+    if len(counts) == 1:
+        return [f"lr[{g}]" for g in range(counts[0])]
+    return [f"lr[{part}.{g}]" for part, count in enumerate(counts) for g in range(count)]
+
+
 def added_groups(optimizer: Optimizer, counts: Sequence[int]) -> list[int]:
     """The numbers, among all groups, of those that were added since there were ``counts`` of them.
 

@@ -11,25 +11,28 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError
+from hdet.optimizer.groups import leading_part, parts_of
 
 _Owner = TypeVar("_Owner")
 
 
 def refuse_without_hooks(optimizer: Optimizer) -> None:
     """Raise if no hook can be set: without one hdet sees neither steps nor gradients."""
-    try:
-        optimizer.register_step_pre_hook(lambda *_: None).remove()
-    except AttributeError:
-        raise ArgumentError(
-            f"hdet must hear of every step, but {type(optimizer).__name__} cannot have step hooks as torch's "
-            "optimizers do; if it wraps another optimizer, give the optimizer inside"
-        ) from None
+    for part in parts_of(optimizer):
+        try:
+            part.register_step_pre_hook(lambda *_: None).remove()
+        except AttributeError:
+            raise ArgumentError(
+                f"hdet must hear of every step, but {type(part).__name__} cannot have step hooks as torch's "
+                "optimizers do; if it wraps another optimizer, give the optimizer inside"
+            ) from None
 
 
 def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], after: Callable[..., None]) -> None:
     """Call methods of an owner before and after every step of an optimizer, with what torch gives to hooks.
 
-    The hooks hold the owner weakly, and go when it does.
+    Of several optimizers seen as one, it is the part that is stepped first in a step. The hooks hold both objects
+    weakly, and go when the owner does.
 
     Args:
         optimizer: whose steps are of interest.
@@ -37,19 +40,22 @@ def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], 
         before: what it returns replaces the step's arguments, unless it is None.
         after: is not called after a step that has raised.
     """
-    held = ref(owner)
+    held, whole = ref(owner), ref(optimizer)
 
     def hook_of(method: Callable[..., Any]) -> Callable[..., Any]:
-        def hook(*step: Any) -> Any:
-            found = held()
-            return None if found is None else method(found, *step)
+        def hook(stepped: Optimizer, *step: Any) -> Any:
+            found, seen = held(), whole()
+            if found is None or seen is None:
+                return None
+            leads = seen is stepped or leading_part(seen) is stepped
+            return method(found, seen, *step) if leads else None
 
         disabled: Callable[..., Any] = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
         return disabled
 
-    handles = optimizer.register_step_pre_hook(hook_of(before)), optimizer.register_step_post_hook(hook_of(after))
-    for handle in handles:
-        finalize(owner, handle.remove)
+    for part in parts_of(optimizer):
+        finalize(owner, part.register_step_pre_hook(hook_of(before)).remove)
+        finalize(owner, part.register_step_post_hook(hook_of(after)).remove)
 
 
 def once_gradients_are_there(

@@ -10,25 +10,24 @@ from typing import Any
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from hdet.checks import is_equal, is_real, must_be, must_count, shown, users_level
+from hdet.checks import is_real, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import parts_of, trained_parameters
+from hdet.optimizer.groups import check_model, parts_of, rate_names, trained_parameters
 from hdet.optimizer.hooks import refuse_without_hooks
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group
-from hdet.ranks.shards import is_distributed
+from hdet.ranks.group import Group, check_group
+from hdet.ranks.shards import is_distributed, refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.rule.constants import DEFAULT
 from hdet.rule.decision import Rule
-from hdet.schedulers.arguments import check_common, journal_arguments, rate_names
-from hdet.schedulers.auto_scheduler import AutoScheduler
-from hdet.schedulers.auto_schedules import AutoSchedule, TrapezoidSchedule, UsersSchedule
+from hdet.schedulers.auto_scheduler import AutoSchedule, AutoScheduler
 from hdet.schedulers.combined_optimizer import as_one
-from hdet.schedulers.given_schedule import guesses_of
-from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.given_schedule import GivenSchedule, guesses_of
+from hdet.schedulers.schedules import Schedule
+from hdet.schedulers.trapezoid import TrapezoidSchedule
 from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.search import Search
 
@@ -97,9 +96,8 @@ def auto(
         optimizers: one, or several with different parameters.
         total_steps: calls of ``step`` in the run, S; None, without ``schedule``: it is unknown.
         schedule: a function from an optimizer to its scheduler; or a function from a step to a factor on the rates; or,
-            for one optimizer, a scheduler of torch or transformers on it. None: the trapezoid. A peak is found in
-            advance: a scheduler is made and stepped on a stand-in, 131,072 steps at most, and a function of the step,
-            also that of a LambdaLR, is called 64 times at most. Nothing of yours is copied.
+            for one optimizer, a scheduler of torch or transformers on it. None: the trapezoid. The peak is found in
+            advance, by stepping the schedule on a stand-in, 131,072 steps at most. Nothing of yours is copied.
         schedule_every: n: the schedule is stepped once in n steps.
         group: the process group of the ranks that train one model; None: the default group, once there is one.
         model: its float buffers (BatchNorm) are averaged over the ranks, and rolled back with the weights.
@@ -113,40 +111,39 @@ def auto(
     """
     optimizer = as_one(optimizers)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
-    if schedule is None:
-        must_be("1 without schedule=", is_equal(schedule_every, 1), "leave it out", schedule_every=schedule_every)
-        if total_steps is not None:
-            total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
-    check_common(optimizer, group, model)
-    guesses = (
-        guesses_of(optimizer) if schedule is not None else [float(group["lr"]) for group in optimizer.param_groups]
-    )
+    check_group(group)
+    check_model(model)
+    refuse_flat(p for row in optimizer.param_groups for p in row["params"])
+    guesses = [float(row["lr"]) for row in optimizer.param_groups] if schedule is None else guesses_of(optimizer)
     _check_search(optimizer, guesses, group, model)
     bounds = _bounds_of(highest, len(guesses))
     own: AutoSchedule
     if schedule is None:
+        is_one = isinstance(schedule_every, int) and schedule_every == 1
+        must_be("1 without schedule=", is_one, "leave it out", schedule_every=schedule_every)
+        if total_steps is not None:
+            total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
         own = TrapezoidSchedule(total_steps, guesses)
         for row, guess in zip(optimizer.param_groups, guesses, strict=True):
             row["initial_lr"] = guess  # as torch's schedulers do
     else:
-        own = UsersSchedule(optimizer, schedule, total_steps, schedule_every)
-        guesses = guesses_of(optimizer)
+        own = GivenSchedule(optimizer, schedule, total_steps, schedule_every)
     given = {**own.arguments(), "highest": highest}
-    header = {"max_lr": "auto", **journal_arguments({**given, "rollback": rollback}), "total_steps": own.total_steps}
     rule = Rule(own.total_steps)
     if not rule.long_enough:
         warnings.warn(
-            f"a run of {own.total_steps} steps is too short to find its rate, which takes at least "
+            f"a run of {rule.total_steps} steps is too short to find its rate, which takes at least "
             f"{DEFAULT.min_steps}: the given rate is used; give the right one, or count optimizer steps rather than "
             "epochs",
             SearchWarning,
             stacklevel=users_level(),
         )
     everybody = None if isinstance(group, Arms) else group  # all ranks of one model decide together
+    header = {"max_lr": "auto", **given, "rollback": rollback, "total_steps": rule.total_steps}
     search = Search(
         rule,
         rate_names(optimizer),
-        [g for g, guess in enumerate(guesses) if guess > 0],
+        [g for g, guess in enumerate(own.guesses) if guess > 0],
         model,
         RankGroup(everybody, {name: repr(value) for name, value in given.items()}),
         JournalWriter(open_journal(journal), header),
@@ -175,11 +172,12 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
             "go, and each knows its own losses; find the rate without torchft, in a process group that stays together, "
             "then give it as a number: hdet.OneCycleLR(optimizer, max_lr=...)"
         )
-    for kind, why in _NOT_SEARCHED.items():
-        if any(isinstance(part, kind) for part in parts_of(optimizer)):
-            raise ArgumentError(
-                f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's own scheduler"
-            )
+    for part in parts_of(optimizer):
+        for kind, why in _NOT_SEARCHED.items():
+            if isinstance(part, kind):
+                raise ArgumentError(
+                    f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's scheduler"
+                )
     refuse_without_hooks(optimizer)
 
 

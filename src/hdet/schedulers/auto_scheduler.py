@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,18 +13,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import is_int, must_be, must_count
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import added_groups, group_counts
+from hdet.optimizer.groups import added_groups, group_counts, rate_names
 from hdet.optimizer.rates import Rate, put_rate
 from hdet.ranks.agreement import RankGroup
 from hdet.rule.found import Found
-from hdet.schedulers.arguments import rate_names
-from hdet.schedulers.auto_schedules import AutoSchedule, TrapezoidSchedule
-from hdet.schedulers.loading import refuse_foreign, refuse_other_groups
-from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.given_schedule import GivenSchedule
+from hdet.schedulers.schedules import Schedule
+from hdet.schedulers.trapezoid import TrapezoidSchedule
 from hdet.search.reporting import found_html
 from hdet.search.search import Course, Search
-from hdet.state import STATE_WORDS, reading
+from hdet.state import STATE_WORDS, reading, refuse_foreign, refuse_other_groups
 
+AutoSchedule: TypeAlias = TrapezoidSchedule | GivenSchedule
+"""A schedule without the factor that is found. It knows the rates of its own step and of the next one."""
 _NAME = "hdet.auto"
 
 
@@ -46,7 +47,7 @@ class AutoScheduler(LRScheduler):
         self._counts = group_counts(optimizer)
         """How many parameter groups of each optimizer are known."""
         search.begin(optimizer)
-        self.base_lrs = self._plain()
+        self.base_lrs = [*self.guesses]
         self._write()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class AutoScheduler(LRScheduler):
     @property
     def can_finish(self) -> bool:
         """Whether :meth:`finish` can be called: not on a schedule of the user's."""
-        return isinstance(self._schedule, TrapezoidSchedule)
+        return self.schedule is None
 
     @property
     def is_finished(self) -> bool:
@@ -245,15 +246,13 @@ class AutoScheduler(LRScheduler):
         refuse_foreign(state_dict, set(own), _NAME, f"a state of the scheduler of {_NAME}")
         with reading(STATE_WORDS):
             t, schedule, ours = state_dict["last_epoch"], state_dict["schedule"], state_dict["hdet"]
-            refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
+            refuse_other_groups(len(state_dict["_last_lr"]), len(self.optimizer.param_groups))
             found = self.search.check(ours)
             if set(schedule) != set(own["schedule"]):
-                kinds = [
-                    "a schedule of its own" if "plain_lrs" in one else "none" for one in (schedule, own["schedule"])
-                ]
+                is_given = isinstance(self._schedule, GivenSchedule)
                 raise ArgumentError(
-                    f"schedule= must be as in the run that was saved, which was given {kinds[0]}, but here it is "
-                    f"{kinds[1]}; build the scheduler as it was"
+                    f"schedule= is {'given' if is_given else 'left out'} here, but it was not so in the run that was "
+                    "saved; build the scheduler as it was"
                 )
             if not is_int(t) or t < 0:
                 raise ValueError(f"its step is {t!r}")

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import items_of, must_be
 from hdet.errors import ArgumentError
 from hdet.optimizer.groups import unwrapped
 from hdet.optimizer.hooks import hook_steps, stands_still
-from hdet.ranks.shards import SteppedElsewhere
-
-Arguments: TypeAlias = tuple[Any, ...]
-Keywords: TypeAlias = dict[str, Any]
-Hook: TypeAlias = Callable[..., Any]
 
 
 def as_one(optimizers: Any) -> Optimizer:
     """An optimizer of torch without its wrapper, or several of them seen as one."""
     inner = unwrapped(optimizers)
-    several = items_of(inner)
-    found = [inner] if several is None else [unwrapped(one) for one in several]
+    if isinstance(inner, Optimizer):
+        return inner
+    found = [unwrapped(one) for one in items_of(inner) or ()]
     fits = found and all(isinstance(one, Optimizer) for one in found)
     rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
     must_be(rule, fits, cure, optimizers=optimizers)
     return found[0] if len(found) == 1 else CombinedOptimizer(found)
 
 
-class CombinedOptimizer(SteppedElsewhere):
+class CombinedOptimizer(Optimizer):
     """Several optimizers seen as one: their groups and their states. It is never stepped; its parts are stepped.
 
-    Its hooks are called before the first part makes its step, whichever that is: no weight has moved yet, and all
-    gradients are there. The step is over when the scheduler is stepped, or when a part is stepped again.
+    Whoever hooks its steps is called before and after that of the part which makes its step first, whichever that is:
+    no weight has moved yet, and all gradients are there. The step is over when the scheduler is stepped, or when a part
+    is stepped again.
     """
 
     def __init__(self, parts: list[Optimizer]) -> None:
@@ -54,10 +48,7 @@ class CombinedOptimizer(SteppedElsewhere):
         """The part that was stepped first in this step; None between steps."""
         self._stepped: set[int] = set()
         """Ids of the parts that have made this step."""
-        self._before: OrderedDict[int, Hook] = OrderedDict()
-        self._after: OrderedDict[int, Hook] = OrderedDict()
-        """Hooks of its own steps, by their handles."""
-        for part in parts:
+        for part in parts:  # before all other hooks, which ask which part leads
             hook_steps(part, self, CombinedOptimizer.before_part, CombinedOptimizer.after_part)
 
     @property
@@ -65,31 +56,16 @@ class CombinedOptimizer(SteppedElsewhere):
         """The groups of all parts, in order."""
         return [group for part in self.parts for group in part.param_groups]
 
-    def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Have a hook called before the first part of every step."""
-        return _registered(hook, self._before)
-
-    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Have a hook called after the first part of every step."""
-        return _registered(hook, self._after)
-
-    def before_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    def before_part(self, part: Optimizer, *_: Any) -> None:
         """A part is about to make its step, which does not count if all its rates are 0."""
-        if stands_still(part):
-            return args, kwargs
-        if id(part) in self._stepped:
-            self.step_is_over()
-        self.leading = self.leading or part
-        self.hear_of_step()
-        for hook in list(self._before.values()) if part is self.leading else ():
-            args, kwargs = hook(self, args, kwargs) or (args, kwargs)
-        return args, kwargs
+        if not stands_still(part):
+            if id(part) in self._stepped:
+                self.step_is_over()
+            self.leading = self.leading or part
 
-    def after_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> None:
+    def after_part(self, part: Optimizer, *_: Any) -> None:
         """A part has made its step."""
         self._stepped.add(id(part))
-        for hook in list(self._after.values()) if part is self.leading else ():
-            hook(self, args, kwargs)
 
     def step_is_over(self) -> None:
         """The part that is stepped next is the first one of another step."""
@@ -103,7 +79,7 @@ class CombinedOptimizer(SteppedElsewhere):
             "gradients of each, save and load the state_dict() of each, and add a parameter group to one of them"
         )
 
-    refuse_step = zero_grad = state_dict = load_state_dict = add_param_group = _refused
+    step = zero_grad = state_dict = load_state_dict = add_param_group = _refused
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: the parts, from which everything else is made."""
@@ -111,12 +87,6 @@ class CombinedOptimizer(SteppedElsewhere):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["parts"])  # type: ignore[misc]
-
-
-def _registered(hook: Hook, hooks: OrderedDict[int, Hook]) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
 
 
 class _States:

@@ -14,7 +14,6 @@ from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
-from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.knobs import Knob, check_knobs, columns_of, flat_knobs, refuse_uninformative
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.replicas import Replicas
@@ -23,16 +22,16 @@ from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, check_optimizer, group_counts, unwrapped
+from hdet.optimizer.groups import added_groups, check_model, check_optimizer, group_counts, unwrapped
 from hdet.optimizer.rates import put_rate
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group
+from hdet.ranks.group import Group, check_group
+from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers import loading
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, check_common
-from hdet.schedulers.plain_rates import PlainRates, Schedule, check_schedule_of
-from hdet.schedulers.replica_scheduler import ReplicaScheduler
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
+from hdet.schedulers.schedules import PlainRates, Schedule, check_schedule_of
+from hdet.state import refuse_foreign, refuse_other_groups
 
 _ROUND = 200
 """T by default: the run's length may be unknown."""
@@ -103,7 +102,9 @@ class Ensemble(ReplicaScheduler):
         self._knobs = flat_knobs(knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD) if knobs is None else knobs)
         if schedule is not None:
             check_schedule_of(optimizer, schedule)
-        check_common(optimizer, group, model)
+        check_group(group)
+        check_model(model)
+        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
         signal = TrainLoss() if signal is None else signal
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
@@ -112,8 +113,8 @@ class Ensemble(ReplicaScheduler):
         must_be("True or False", is_flag(allow_uninformative), cure, allow_uninformative=allow_uninformative)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
-        settings = settings_of(sync_every, total_steps, seed, start)
-        rule = controller_of(controller, signal)
+        settings = _settings_of(sync_every, total_steps, seed, start)
+        rule = _controller_of(controller, signal)
         specs = [knob.spec for knob in self._knobs]
         bases = [knob.spec.start(float(knob.read())) for knob in self._knobs]
         header = {
@@ -128,12 +129,18 @@ class Ensemble(ReplicaScheduler):
             "controller": repr(rule),
             "optimizer_state": optimizer_state,
         }
+        alike = {
+            "lr": repr([float(row["lr"]) for row in optimizer.param_groups]),
+            **{spec.name: repr(base) for spec, base in zip(specs, bases, strict=True) if not spec.scheduled},
+            "signal": signal.kind,
+            "bounds": repr([spec.bounds for spec in specs]),
+        }
         state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
         self._run = Replicas(
             group,
             Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
-            alike_of(specs, bases, optimizer, signal),
+            alike,
             JournalWriter(open_journal(journal), header),
             signal=signal,
             resets_state=state == "reset",
@@ -142,11 +149,7 @@ class Ensemble(ReplicaScheduler):
         self.schedule = schedule
         self._plain = PlainRates(optimizer, schedule)
         self.last_epoch = 0
-        self._counts = group_counts(optimizer)
-        """How many parameter groups are known."""
-        self._run.begin(optimizer)
-        if isinstance(group, Torchft):
-            group.enrol(self, Ensemble._join)
+        self._begin(group)
         self._write_again()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -173,7 +176,6 @@ class Ensemble(ReplicaScheduler):
         self._write_values()
 
     def _join(self) -> None:
-        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
         if self._run.join(self, self._schedule, self.last_epoch):
             self._plain.step()
             self.last_epoch += 1
@@ -243,30 +245,23 @@ class Ensemble(ReplicaScheduler):
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        loading.refuse_foreign(state_dict, set(self.state_dict()), "hdet.Ensemble", "a state of hdet.Ensemble")
-        loading.refuse_other_groups(len(state_dict["plain_lrs"]), self.optimizer)
-        loading.check_schedule(self.schedule, state_dict["schedule"])
+        refuse_foreign(state_dict, set(self.state_dict()), "hdet.Ensemble", "a state of hdet.Ensemble")
+        refuse_other_groups(len(state_dict["plain_lrs"]), len(self.optimizer.param_groups))
+        self._plain.check(state_dict["schedule"])
         self._run.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
         self.check_state_dict(state_dict)
         self.last_epoch = int(state_dict["step"])
-        loading.tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.replica_index)
+        self._tell_another_length(state_dict["total_steps"])
         self._plain.load(state_dict)
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self.last_epoch)
         self._write_again()
         self._watch_loading()
 
 
-def alike_of(specs: Sequence[KnobSpec], bases: Sequence[float], optimizer: Optimizer, signal: Signal) -> dict[str, str]:
-    """What must be equal on all replicas beside the arguments in the journal's header, as texts."""
-    first = {spec.name: repr(base) for spec, base in zip(specs, bases, strict=True) if not spec.scheduled}
-    rates = repr([float(group["lr"]) for group in optimizer.param_groups])
-    return {"lr": rates, **first, "signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
-
-
-def settings_of(sync_every: int | None, total_steps: int | None, seed: int, start: int) -> Settings:
+def _settings_of(sync_every: int | None, total_steps: int | None, seed: int, start: int) -> Settings:
     """The rounds, the seed and the controller's first step, checked."""
     sync_every = _ROUND if sync_every is None else sync_every
     sync_every = must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
@@ -277,7 +272,7 @@ def settings_of(sync_every: int | None, total_steps: int | None, seed: int, star
     return Settings(Rounds(sync_every, total_steps), int(seed), "schedule", start)
 
 
-def controller_of(controller: object, signal: Signal) -> Controller | None:
+def _controller_of(controller: object, signal: Signal) -> Controller | None:
     """The controller that ``controller=`` stands for; None: the base values do not move."""
     if controller is None:
         return Corrected() if isinstance(signal, TrainLoss) else Normalised()

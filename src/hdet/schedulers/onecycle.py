@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, must_count, shown
-from hdet.ensemble.bases import DECAYS, Decay, Settings
+from hdet.ensemble.bases import DECAYS, Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.knob import rate_knobs
@@ -18,30 +19,25 @@ from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
+from hdet.journal.file import mapped
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, group_counts, unwrapped, with_added
+from hdet.optimizer.groups import added_groups, check_model, group_counts, rate_names, unwrapped, with_added
 from hdet.optimizer.rates import as_type_of, copy_rate, put_rate, shared_rates
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group
+from hdet.ranks.group import Group, check_group
+from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.arguments import (
-    PUBLISHED_SPREAD,
-    alike_of,
-    check_common,
-    journal_arguments,
-    rate_names,
-    rehearsed,
-)
-from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_mangled, refuse_other_groups, tell_another_length
-from hdet.schedulers.phases import ANNEALINGS, annealing_in, phase_at, take_in
-from hdet.schedulers.replica_scheduler import ReplicaScheduler
-from hdet.state import STATE_WORDS, reading
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
+from hdet.schedulers.torch_onecycle import ANNEALINGS, LENGTHS, NEEDED, annealing_in, phase_at, rehearsed, take_in
+from hdet.state import STATE_WORDS, reading, refuse_foreign, refuse_other_groups
 
 _NOT_SAVED = {"_run", "_counted", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
+_TORCHS = inspect.signature(_torch).parameters.keys() - {"optimizer"}
+"""The names of torch's arguments."""
 
 
 class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
@@ -113,6 +109,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         model: nn.Module | None = None,
         journal: Journals = None,
     ) -> None:
+        schedule = {name: given for name, given in locals().items() if name in _TORCHS}
         self._counted = 0
         """torch's count of steps, without those that a framework adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
@@ -123,49 +120,37 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
                 f"max_lr must be a number or a list of numbers, but got max_lr={shown(max_lr)}; to have the rate found "
                 "in the run, write scheduler = hdet.auto(optimizer, total_steps=...)"
             )
-        schedule: dict[str, Any] = {
-            "max_lr": max_lr,
-            "total_steps": total_steps,
-            "epochs": epochs,
-            "steps_per_epoch": steps_per_epoch,
-            "pct_start": pct_start,
-            "anneal_strategy": anneal_strategy,
-            "cycle_momentum": cycle_momentum,
-            "base_momentum": base_momentum,
-            "max_momentum": max_momentum,
-            "div_factor": div_factor,
-            "final_div_factor": final_div_factor,
-            "three_phase": three_phase,
-            "last_epoch": last_epoch,
-        }
         cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
         fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
         must_be("at least 0 and at most 1", fits, cure, spread=spread)
         spread = PUBLISHED_SPREAD if spread is None else float(spread)
-        controller = _controller(auto_lr)
-        check_common(optimizer, group, model)
+        words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
+        must_be(words, isinstance(auto_lr, (bool, Controller)), cure, auto_lr=auto_lr)
+        controller = None if auto_lr is False else auto_lr
+        if isinstance(controller, bool):
+            controller = Corrected()
+        check_group(group)
+        check_model(model)
+        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
         made = rehearsed(optimizer, schedule)
         settings = _settings_of(made, controller, decay, sync_every, auto_lr_start, seed)
-        opened = open_journal(journal)
         specs = rate_knobs(rate_names(optimizer), spread)
         learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
         settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
-        header = {**journal_arguments(schedule), "total_steps": made.total_steps, **journal_arguments(settled)}
+        plain = {name: mapped(v, _plain) for name, v in schedule.items() if name not in (*LENGTHS, "last_epoch")}
+        header = {**plain, "total_steps": made.total_steps, **settled}
+        unused = () if cycle_momentum else ("base_momentum", "max_momentum")
         arms = isinstance(group, Arms) and len(group.members) > 1
         isolated = arms or isinstance(group, Torchft)
         self._run = Replicas(
             group,
             Steering(settings, specs, Permuted(), columns, controller, learned),
             ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
-            alike_of(schedule),
-            JournalWriter(opened, header),
+            {name: repr(value) for name, value in plain.items() if name not in unused},
+            JournalWriter(open_journal(journal), header),
         )
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
-        self._counts = group_counts(optimizer)
-        """How many groups of each optimizer are known."""
-        self._run.begin(optimizer)
-        if isinstance(group, Torchft):
-            group.enrol(self, OneCycleLR._join)
+        self._begin(group)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +185,6 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._counted = self._step_count
 
     def _join(self) -> None:
-        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
         steps = self._run.join(self, self._rates_at, self.last_epoch)
         self.last_epoch += steps
         self._step_count += steps
@@ -286,14 +270,11 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._take_in_new_groups()  # as at the next step: the checkpoint may have them
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
-        own = super().state_dict()
-        refuse_mangled(state_dict, {key: own[key] for key in own.keys() - _NOT_SAVED})
-        refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
-        if "hdet" not in state_dict:
-            return
         with reading(STATE_WORDS):
-            self._run.check(state_dict["hdet"])
-            _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]
+            refuse_other_groups(len(state_dict["_last_lr"]), len(self.optimizer.param_groups))
+            if "hdet" in state_dict:
+                self._run.check(state_dict["hdet"])
+                _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
@@ -308,7 +289,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
-        tell_another_length(self.total_steps, total_steps, self._run.replica_index)
+        self._tell_another_length(total_steps)
         if ours is None:
             self._run.adopt(total_steps, t)
         else:
@@ -367,47 +348,38 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._run.grow(new, names)
 
 
+def _plain(value: Any) -> Any:
+    """An argument as JSON can hold it, for the journal and for other ranks; equal numbers are equal texts."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    return float(value) if is_real(value) else shown(value)
+
+
 def _settings_of(
     made: lr_scheduler.OneCycleLR, controller: Controller | None, decay: Any, sync_every: Any, start: Any, seed: Any
 ) -> Settings:
     """Rounds, seed, decay and S_warm, checked; ``made``: torch's scheduler with the same arguments."""
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
-    decay, steps = _decay(decay, controller), made.total_steps
+    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
     if controller is None and decay == "schedule" and start is not None:
         raise ArgumentError(
             'auto_lr_start is for a controller or decay="exponential", which begin there, but got auto_lr_start='
             f"{shown(start)}; leave it out, or leave auto_lr=False out"
         )
-    sync_every = default_length(steps) if sync_every is None else sync_every
-    rounds = Rounds(must_count(1, "leave it out for a fiftieth of the run", sync_every=sync_every), steps)
-    start = _resolved_start(start, rounds, steps, made._schedule_phases[0]["end_step"])
-    return Settings(rounds, int(seed), decay, start)
+    if isinstance(controller, AsPrinted):
+        cure = "it has a decay of its own; hdet.Corrected() takes one"
+        must_be("left out with auto_lr=hdet.AsPrinted()", decay == "schedule", cure, decay=decay)
+        decay = "printed"
+    sync_every = default_length(made.total_steps) if sync_every is None else sync_every
+    length = must_count(1, "leave it out for a fiftieth of the run", sync_every=sync_every)
+    rounds = Rounds(length, made.total_steps)
+    return Settings(rounds, int(seed), decay, _checked_start(start, rounds, made))
 
 
-def _controller(auto_lr: Any) -> Controller | None:
-    if isinstance(auto_lr, bool):
-        return Corrected() if auto_lr else None
-    words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
-    must_be(words, isinstance(auto_lr, Controller), cure, auto_lr=auto_lr)
-    return auto_lr  # type: ignore[no-any-return]  # checked
-
-
-def _decay(decay: Any, controller: Controller | None) -> Decay:
-    """The decay that is meant: a controller as printed has its own."""
-    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
-    printed = isinstance(controller, AsPrinted)
-    if printed and decay != "schedule":
-        raise ArgumentError(
-            f"decay must be left out with auto_lr=hdet.AsPrinted(), which has a decay of its own, but got {decay=}; "
-            "hdet.Corrected() takes it"
-        )
-    return "printed" if printed else decay
-
-
-def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:
+def _checked_start(start: Any, rounds: Rounds, made: lr_scheduler.OneCycleLR) -> int | None:
     """S_warm: a round end. By default the end of the warm-up rounded up to a round; never if that is past the end."""
     if start is None:
-        end = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
-        return end if end <= total_steps else None
+        end = max(1, math.ceil(made._schedule_phases[0]["end_step"] / rounds.length)) * rounds.length
+        return end if end <= made.total_steps else None
     cure = "leave it out for the end of the warm-up, or use auto_lr=False for never"
-    return rounds.next_end(must_count(0, cure, high=total_steps, auto_lr_start=start))
+    return rounds.next_end(must_count(0, cure, high=made.total_steps, auto_lr_start=start))

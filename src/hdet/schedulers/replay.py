@@ -12,9 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from hdet.errors import ArgumentError
 from hdet.journal import JournalData
 from hdet.journal.reading import Found, begun_and_found, value_at
-from hdet.optimizer.groups import check_optimizer, unwrapped
+from hdet.optimizer.groups import check_optimizer, rate_names, unwrapped
 from hdet.optimizer.rates import put_rate
-from hdet.schedulers.arguments import rate_names
 
 
 def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 from weakref import WeakSet, ref
@@ -9,9 +10,15 @@ from weakref import WeakSet, ref
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.checks import users_level
 from hdet.ensemble.replicas import Replicas
+from hdet.errors import ResumeWarning
+from hdet.optimizer.groups import group_counts
 from hdet.ranks.agreement import RankGroup
+from hdet.ranks.group import Group
+from hdet.ranks.torchft import Torchft
 
+PUBLISHED_SPREAD = 1 / 9
 _watching: WeakSet[Any] = WeakSet()
 """Schedulers that hear of it when their optimizer is loaded."""
 
@@ -23,6 +30,15 @@ class ReplicaScheduler:
     last_epoch: int
     """The step that the schedule is at, as torch calls it."""
     _run: Replicas
+    _counts: list[int]
+    """How many parameter groups of each optimizer are known."""
+
+    def _begin(self, group: Group) -> None:
+        """The optimizer and the replicas are known: no step has been made yet."""
+        self._counts = group_counts(self.optimizer)
+        self._run.begin(self.optimizer)
+        if isinstance(group, Torchft):
+            group.enrol(self, type(self)._join)
 
     @property
     def rank_group(self) -> RankGroup:
@@ -50,6 +66,23 @@ class ReplicaScheduler:
     def _write_again(self) -> None:
         """Write the values of this step into the optimizer, and wherever else they act."""
         raise NotImplementedError
+
+    def _join(self) -> None:
+        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
+        raise NotImplementedError
+
+    def _tell_another_length(self, theirs: int | None) -> None:
+        """Warn if the checkpoint's length differs from the constructor's, which it replaces, as in torch."""
+        mine = self._run.total_steps
+        if mine is not None and mine != theirs and self._run.replica_index.replica == 0:
+            length = "no known length" if theirs is None else f"{theirs} steps"
+            warnings.warn(
+                f"the checkpoint is of a run of {length}, but this scheduler was built with total_steps={mine}: the "
+                "checkpoint's length counts, as in torch; build it with that, or load only the weights and begin a new "
+                "run",
+                ResumeWarning,
+                stacklevel=users_level(),
+            )
 
     def _watch_loading(self) -> None:
         """Write this replica's values again if the optimizer is loaded after the scheduler.

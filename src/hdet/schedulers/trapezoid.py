@@ -1,13 +1,15 @@
-"""The schedule of ``hdet.auto``: the rate rises, is held, and falls. Pure."""
+"""The schedule of ``hdet.auto`` if none is given: the rate rises, is held, and falls. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from hdet.checks import is_finite, is_int, is_real
+from hdet.checks import is_finite, is_int, is_real, shown
 from hdet.errors import ArgumentError
+from hdet.optimizer.groups import with_added
+from hdet.optimizer.rates import Rate
 from hdet.rule.constants import DEFAULT, DIV_FACTOR, FINAL_DIV_FACTOR, HOLD, RISE
 
 
@@ -100,6 +102,70 @@ class Trapezoid(NamedTuple):
         return self._replace(rise=saved.rise) if now > saved.rise else self
 
 
+class TrapezoidSchedule:
+    """The trapezoid of a run, and the guesses that are its peaks.
+
+    Args:
+        total_steps: of the run; None: unknown.
+        guesses: the rate of each parameter group at the peak.
+    """
+
+    def __init__(self, total_steps: int | None, guesses: Sequence[float]) -> None:
+        self.guesses = list(guesses)
+        self._planned = self.shape = Trapezoid.of(total_steps)
+        """What the constructor's length gives; :meth:`finish` changes the shape."""
+
+    schedule = None
+
+    @property
+    def total_steps(self) -> int | None:
+        return self.shape.total_steps
+
+    @property
+    def climb_end(self) -> float:
+        return self.shape.rise
+
+    def rates(self, t: float, *, held: bool) -> list[Rate]:
+        t = max(t, self.shape.rise) if held else t
+        return [self.shape.at(t, peak) for peak in self.guesses]
+
+    def step(self, t: int) -> None:
+        """There is nothing to do: the shape is a function of the step."""
+
+    def finish(self, now: int, steps: int) -> None:
+        """Fall over ``steps`` steps from ``now`` on."""
+        self.shape = self.shape.finished(now, steps)
+
+    def grow(self, added: Mapping[int, Mapping[str, Any]]) -> None:
+        # a group that is a copy of another one brings the guess of that: its rate has the factor in it
+        guesses = {g: float(group.get("initial_lr", group["lr"])) for g, group in added.items()}
+        self.guesses = with_added(self.guesses, guesses)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"guess": self.guesses, "schedule": "trapezoid"}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"planned": self._planned.total_steps, "guesses": self.guesses, **self.shape._asdict()}
+
+    def check(self, state: Mapping[str, Any], t: int, found: str) -> None:
+        check_rates(state["guesses"], len(self.guesses))
+        self._resumed(state, t, found)
+
+    def load(self, state: Mapping[str, Any], t: int) -> bool:
+        self.guesses = [float(peak) for peak in state["guesses"]]
+        self.shape = self._resumed(state, t, "")
+        return self.shape != Trapezoid.loaded(state)
+
+    def _resumed(self, state: Mapping[str, Any], t: int, found: str) -> Trapezoid:
+        """That of the run that was saved, unless this scheduler was built with another length.
+
+        A run that was finished has two lengths, which both will do: the planned one, and that since :meth:`finish`.
+        """
+        saved = Trapezoid.loaded(state)
+        is_same = self._planned.total_steps in (state["planned"], saved.total_steps)
+        return saved if is_same else self._planned.going_on(saved, t, found)
+
+
 def refuse_length(saved: int | None, given: int | None, why: str, found: str) -> NoReturn:
     """Raise because a run can only go on with the length that it had.
 
@@ -113,3 +179,9 @@ def refuse_length(saved: int | None, given: int | None, why: str, found: str) ->
         f"total_steps must be {saved} as in the run that was saved, since {why}, but got total_steps={given}; give "
         f"that, or begin a new run from the weights with the rate {found}, which was found"
     )
+
+
+def check_rates(rates: Sequence[Any], groups: int) -> None:
+    """Raise unless these are finite rates, one for each parameter group."""
+    if [math.isfinite(rate) for rate in rates] != [True] * groups:
+        raise ValueError(f"its rates of {groups} parameter groups are {shown(rates)}")

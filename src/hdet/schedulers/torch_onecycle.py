@@ -1,4 +1,4 @@
-"""The phases of torch's OneCycleLR, and the rates in them.
+"""What must be known of torch's OneCycleLR: its arguments, its phases and the rates in them, and its states.
 
 A phase is a dict, as in torch: the step at which it ends, and the levels between which it goes, by their names in a
 parameter group ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum").
@@ -10,11 +10,36 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from hdet.errors import ArgumentError
-from hdet.schedulers.arguments import check_peak
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet.checks import is_real, must_be
+from hdet.errors import ArgumentError
+from hdet.schedulers.schedules import emptied
+
+LENGTHS = ("total_steps", "epochs", "steps_per_epoch")
+NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
+"""Keys of a state, in every version of torch."""
+_HIGHEST = torch.finfo(torch.float32).max
+"""The highest rate that gradients can be multiplied by."""
 Phase = Mapping[str, Any]
 """As in torch's states; see above."""
+
+
+def rehearsed(optimizer: Optimizer, arguments: dict[str, Any]) -> OneCycleLR:
+    """torch's scheduler on an optimizer without weights: what torch refuses, it refuses before anything is changed."""
+    made = OneCycleLR(emptied(optimizer), **arguments)
+    for group in made.optimizer.param_groups:
+        _check_peak(group["max_lr"], max_lr=arguments["max_lr"])
+    return made
+
+
+def _check_peak(rate: Any, /, **given: Any) -> None:
+    """Raise unless weights can be trained at a rate, the highest of the schedule; ``given``: the argument for it."""
+    is_number = is_real(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
+    must_be("finite and not below 0", is_number and 0 <= rate <= _HIGHEST, "for instance 0.1", **given)
 
 
 def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
@@ -66,7 +91,7 @@ def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, momenta: 
                 f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
                 'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
             )
-        check_peak(group["max_lr"], **{f"max_lr of param_groups[{g}]": group["max_lr"]})
+        _check_peak(group["max_lr"], **{f"max_lr of param_groups[{g}]": group["max_lr"]})
     known = [group for g, group in enumerate(groups) if g not in new]
     example = next((group for group in known if group["max_lr"] > 0), known[0])
     for _, group in added:
