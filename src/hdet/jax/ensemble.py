@@ -125,9 +125,9 @@ class State(NamedTuple):
     round: Array
     """k, the number of rounds that have ended. It decides where the replicas stand."""
     observed: Array
-    """For how many steps of this round losses were given ..."""
+    """For how many steps of this round losses were given."""
     sums: Array
-    """... and their sum per replica: (N,). A mesh splits this field only."""
+    """The sum of those losses per replica: (N,). A mesh splits this field only."""
     learned: Array
     """The common value of each knob, or the factor on its schedule: (G,). If rates have a decay of their own, the rate
     of the last round."""

@@ -61,11 +61,11 @@ class Scale(NamedTuple):
     """The noise of a single step; 0 if nothing is known of it."""
     doubt: Array
     place: Array
-    """Of the first round in the last quarter of the steps, the latest ones ..."""
+    """The place of the first round in the last quarter of the steps, the latest ones."""
     latest: Array
-    """... their loss ..."""
+    """The mean loss of the latest steps."""
     share: Array
-    """... and 1 over their number."""
+    """1 over the number of the latest steps."""
 
     @property
     def is_known(self) -> Array:

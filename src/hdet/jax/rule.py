@@ -119,13 +119,13 @@ class Cases(NamedTuple):
     """The search stops because the steps do not follow the rate."""
     is_excused: Array
     is_dead: Array
-    """The judge has seen nothing, but what was learned is lost ..."""
+    """The judge has seen nothing, but what was learned is lost."""
     is_astray: Array
-    """... or nothing was learned, and gradients have turned against the path."""
+    """Nothing was learned, and gradients have turned against the path."""
     is_back: Array
-    """Training has diverged, and there is a snapshot ..."""
+    """Training has diverged, and there is a snapshot."""
     is_slowed: Array
-    """... or there is none."""
+    """Training has diverged, and there is no snapshot."""
     is_false_alarm: Array
 
     @classmethod

@@ -132,9 +132,9 @@ class Notes(NamedTuple):
     """Rounds since the rate was last raised."""
     rolled_back: Array
     event: Array
-    """What the last round has come to ..."""
+    """What the last round has come to."""
     why: Array
-    """... and why the search has stopped, if it has; see :func:`hdet.jax.rule.code_of`."""
+    """Why the search has stopped, if it has; see :func:`hdet.jax.rule.code_of`."""
 
     def looks(self, phase: Array) -> Array:
         """Whether gradients are sampled: until the schedule falls."""

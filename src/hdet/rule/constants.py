@@ -98,10 +98,10 @@ class Limits(NamedTuple):
     lost: float = 0.3
     """This part of the gain; all of it while the schedule falls, since only an explosion may undo a trained model."""
     noise: float = 12.0
-    """This many noise deviations of a single step: harder data may be ten above easy ones ..."""
+    """A rise counts above this many noise deviations of a single step: harder data may be ten above easy ones."""
     doubted: float = 3.0
-    """... and this many if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a
-    network that dies)."""
+    """The same if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a network that
+    dies)."""
     leap: float = 0.0
     """This many times the largest of the last changes of the level, in either direction; all :data:`CHANGES` of them
     must be known. 0: these do not matter."""
@@ -172,9 +172,10 @@ FLAT = 2.0
 """Deviations that a fall must lack for the loss to be flat beyond doubt."""
 LEAST = 0.02
 """A smaller part of the loss does not count: a network whose layers are dead gains as much, because its output learns
-how frequent the classes are (LOG, what a run says) ..."""
+how frequent the classes are (LOG, what a run says)."""
 FAR = 8.0
-"""... unless it is this many deviations of a single step: a loss may be counted from any zero point."""
+"""A fall of this many deviations of a single step counts however small a part it is: a loss may be counted from any
+zero point."""
 ROUNDED = 2.0**-22
 """The part of a loss that fp32 may lose in sums."""
 RISEN = 3.0

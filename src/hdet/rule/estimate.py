@@ -150,9 +150,9 @@ class Measured(NamedTuple):
     gradients: tuple[float, ...] = ()
     """The largest absolute value of each gradient that was sampled in the round."""
     rates: float = 0.0
-    """The sum of the rates of all steps of the path ..."""
+    """The sum of the rates of all steps of the path."""
     path_steps: int = 0
-    """... and their number."""
+    """The number of steps of the path."""
     is_broken: bool = False
     """Whether some gradient was NaN or infinite, so that a new path must begin."""
     rounding: float = FP32_ROUNDING

@@ -123,9 +123,9 @@ class LossHistory(NamedTuple):
     """The last blocks, for levels of short rounds."""
     second_differences: tuple[float, ...] = ()
     """How far blocks are from the line through their neighbours, scaled to single steps: until the round before the
-    last ..."""
+    last."""
     latest: tuple[float, ...] = ()
-    """... and in the last. If an explosion has just begun there, it must not be taken for noise."""
+    """The same in the last round: if an explosion has just begun there, it must not be taken for noise."""
     nonfinite_streak: int = 0
     """Steps without a finite loss, in a row."""
     suspect_level: float = math.nan

@@ -71,9 +71,9 @@ class State(NamedTuple):
     """log of the rate over the guess that has been found, which the rate does not exceed; infinite until gradients have
     turned for the first time."""
     asked: float = math.inf
-    """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior ..."""
+    """log of what the evidence alone asks for, from then on: the ceiling is this, drawn to the prior."""
     most_asked: float = math.inf
-    """... and the highest that it was; a rollback does not lower it."""
+    """The highest that ``asked`` was; a rollback does not lower it."""
     has_diverged: bool = False
     """Whether training has diverged, and not because data became harder: then neither the prior nor losses raise what
     was found, since both have led there."""
@@ -88,9 +88,9 @@ class State(NamedTuple):
     slowed_from: float = math.nan
     """``log_factor`` before training was rolled back, in case that was wrong; NaN once losses have followed."""
     pace: float = math.nan
-    """How far the first step that was measured moved the weights, over its rate; NaN after a rollback ..."""
+    """How far the first step that was measured moved the weights, over its rate; NaN after a rollback."""
     rate: float = math.nan
-    """... and that rate."""
+    """The rate of that step."""
     excused: bool = False
     """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered.
     Such a rollback, and a round with losses while the schedule falls, set this back, so that one more batch is excused.

@@ -94,9 +94,9 @@ class Measure:
         self._known = self._now = PathSums()
         """The other sums: before the round, and as last measured."""
         self._rates: Rate = 0.0
-        """Sum of the rates of all steps ..."""
+        """The sum of the rates of all steps."""
         self._path_steps = 0
-        """... and their number."""
+        """The number of those steps."""
         self._rate: Rate = 0.0
         """The rate of the step that was sampled last."""
         self.begin_round()
@@ -108,9 +108,9 @@ class Measure:
         self._products: list[list[Tensor]] = []
         """<g, x_0 - x>."""
         self._decays: list[Rate] = []
-        """What the sums before the step count for ..."""
+        """What the sums before the step count for."""
         self._rates_before: list[Rate] = []
-        """... and the sum of the rates before it."""
+        """The sum of the rates before the step."""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hdet.search.memory import Memory
 
 NEW_CYCLE = "begins a new OneCycle with that peak"
-"""What ``max_lr=`` does with a rate that was found ..."""
+"""What ``max_lr=`` does with a rate that was found."""
 REPLAYS = "replays the rates of the run step by step"
-"""... and what ``hdet.schedule_from`` does."""
+"""What ``hdet.schedule_from`` does with it."""
 _logger = logging.getLogger("hdet")
 _LEARN = (
     "See whether the model learns a single batch, and whether its layers are dead; another guess, another "
