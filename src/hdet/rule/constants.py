@@ -100,8 +100,8 @@ class Limits(NamedTuple):
     noise: float = 12.0
     """A rise counts above this many noise deviations of a single step: harder data may be ten above easy ones."""
     doubted: float = 3.0
-    """The same if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a network that
-    dies)."""
+    """The same if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a network
+    that dies)."""
     leap: float = 0.0
     """This many times the largest of the last changes of the level, in either direction; all :data:`CHANGES` of them
     must be known. 0: these do not matter."""
