@@ -146,7 +146,7 @@ class Bench:
             loss, ended = self.step(t, optimizer) - t, search.memory.rounds  # it falls, or no snapshot is renewed
             took = self.seconds(lambda loss=loss: scheduler.step(loss))  # type: ignore[misc]
             if t > 8 and search.memory.rounds > ended:
-                ends[search.found.snapshots[-1].slot].append(took)
+                ends[search.learned.snapshots[-1].slot].append(took)
         alone = self._alone()
         measure, snapshots = Measure([0]), Snapshots()
         measure.set_origin(optimizer)

@@ -70,7 +70,7 @@ def trained(kind: str, depth: int, steps: int, rate: float, seed: int, *, auto: 
     x, y = batch(torch.Generator().manual_seed(10**6), 4096)
     with torch.no_grad():
         final = float(nn.functional.mse_loss(model(x), y))
-    found = scheduler.search.found.peak_factor if auto else 1.0
+    found = scheduler.search.learned.peak_factor if auto else 1.0
     return final if math.isfinite(final) else math.inf, rate * found
 
 

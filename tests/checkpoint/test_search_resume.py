@@ -39,7 +39,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool,
 
     model, optimizer, scheduler = made()
     train(model, optimizer, scheduler, range(stop))
-    before = scheduler.search.found.peak_factor
+    before = scheduler.search.learned.peak_factor
     parts = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), scheduler.search_state_dict()]
     torch.save(parts, tmp_path / "saved.pt")
     json.dumps(scheduler.state_dict()["hdet"], default=str)
@@ -51,7 +51,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool,
         part.load_state_dict(state)  # type: ignore[attr-defined]
     if with_search:
         scheduler.load_search_state_dict(search)
-    assert scheduler.search.found.peak_factor == before
+    assert scheduler.search.learned.peak_factor == before
     again = train(resumed, optimizer, scheduler, range(stop, 200))
     if with_search:  # losses of the round that was interrupted are lost, and matter to the judge alone
         assert again == rest
@@ -65,15 +65,15 @@ def test_an_earlier_checkpoint_is_searched_on_from() -> None:
     train(model, optimizer, scheduler, range(7))
     early = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()])
     search = search_of(scheduler)
-    found = search.found.peak_factor
+    found = search.learned.peak_factor
     train(model, optimizer, scheduler, range(7, 80))
     assert search.steps.sampling is Sampling.NONE
     for part, state in zip((model, optimizer, scheduler), early, strict=True):
         part.load_state_dict(state)  # type: ignore[attr-defined]
     assert search.steps.sampling is Sampling.SOME
-    assert search.found.peak_factor == found
+    assert search.learned.peak_factor == found
     train(model, optimizer, scheduler, range(7, 11))
-    assert search.found.peak_factor != found
+    assert search.learned.peak_factor != found
 
 
 def test_a_run_that_has_ended_is_searched_on_from_an_earlier_checkpoint() -> None:
@@ -101,8 +101,8 @@ def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
         ("version", 5),
         ("way", "replicas"),
         ("way", "probed"),
-        ("found", [["log_factor", 0.0]]),
-        ("found", None),
+        ("learned", [["log_factor", 0.0]]),
+        ("learned", None),
         ("begun", "one"),
         ("rounds", None),
         ("peaks", ["high"]),
@@ -140,10 +140,10 @@ def test_a_damaged_search_is_refused_before_anything_changes(damage: Callable[[A
     bad["snapshots"] = [[slot, dict(row)] for slot, row in held["snapshots"]]
     damage(bad)
     search = search_of(scheduler)
-    before = (search.steps.measure, search.steps.snapshots, search.found)
+    before = (search.steps.measure, search.steps.snapshots, search.learned)
     with pytest.raises(ArgumentError, match="the state of a search does not fit"):
         scheduler.load_search_state_dict(bad)
-    assert (search.steps.measure, search.steps.snapshots, search.found) == before
+    assert (search.steps.measure, search.steps.snapshots, search.learned) == before
 
 
 def test_checkpoints_of_other_schedulers() -> None:
@@ -175,9 +175,9 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
     train(model, optimizer, scheduler, range(10))
     for other in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler.state_dict()))):
         state = other if isinstance(other, dict) else other.state_dict()
-        search = dict(state["hdet"]["found"])
-        assert search["log_factor"] == pytest.approx(math.log(scheduler.search.found.peak_factor))
-        assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["found"]))
+        search = dict(state["hdet"]["learned"])
+        assert search["log_factor"] == pytest.approx(math.log(scheduler.search.learned.peak_factor))
+        assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["learned"]))
 
 
 def test_nothing_is_left_on_the_optimizer() -> None:

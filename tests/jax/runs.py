@@ -108,7 +108,12 @@ def step_of(optimizer: optax.GradientTransformationExtraArgs, tells: bool) -> Ca
             params = optax.apply_updates(params, updates)
             rate = after.steps.rate * after.guesses[0]
             return (params, after), Out(
-                rate, loss, params, after.memory.notes.event, after.memory.notes.rounds, peak_factor(after.memory.found)
+                rate,
+                loss,
+                params,
+                after.memory.notes.event,
+                after.memory.notes.rounds,
+                peak_factor(after.memory.learned),
             )
 
         return jax.lax.scan(step, (params, state), (xs, ys, lesson))

@@ -152,7 +152,7 @@ def test_every_group_has_its_rate(
     with caplog.at_level(logging.INFO, "hdet"):
         train(model, optimizer, scheduler, 0, STEPS)
     found, lead = scheduler.found, 0 if guesses[0] else 1
-    factor = scheduler.search.found.peak_factor
+    factor = scheduler.search.learned.peak_factor
     share = 1.0 if face == "auto" else 0.5
     assert found.rates == pytest.approx([guess * factor * share for guess in guesses])
     assert found.rate == found.rates[lead]

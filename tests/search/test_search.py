@@ -238,18 +238,18 @@ def test_nan_weights_are_rolled_back(gives_loss: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train(model, optimizer, scheduler, range(120), tells=tells)
-    rate = scheduler.search.found.peak_factor
+    rate = scheduler.search.learned.peak_factor
     damage(model, lambda p: p.mul_(math.nan))
     excused = "step 124: rolled back to step 104, at the same rate"
     paid = "diverged at step {}: rolled back to step {}, "
     with pytest.warns(SearchWarning, match=excused if gives_loss else paid.format(124, 87)) as caught:
         train(model, optimizer, scheduler, range(120, 130), tells=tells)
     assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]
-    assert scheduler.search.found.peak_factor == pytest.approx(rate if gives_loss else rate / 3)
+    assert scheduler.search.learned.peak_factor == pytest.approx(rate if gives_loss else rate / 3)
     damage(model, lambda p: p.mul_(math.nan))
     with pytest.warns(SearchWarning, match=paid.format(148, 87)):
         train(model, optimizer, scheduler, range(130, 200), tells=tells)
-    assert scheduler.search.found.peak_factor == pytest.approx(rate / (3 if gives_loss else 9), rel=0.5)
+    assert scheduler.search.learned.peak_factor == pytest.approx(rate / (3 if gives_loss else 9), rel=0.5)
     assert math.isfinite(final_loss(model))
 
 
@@ -294,11 +294,11 @@ def test_without_snapshots_weights_that_are_no_numbers_are_an_error() -> None:
 def test_where_the_loss_leaps_whatever_the_weights_the_rate_is_as_before() -> None:
     model, optimizer, scheduler = built()
     train(model, optimizer, scheduler, range(126))
-    rate = scheduler.search.found.peak_factor
+    rate = scheduler.search.learned.peak_factor
     with pytest.warns(SearchWarning, match="training diverged") as caught:
         train(model, optimizer, scheduler, range(126, 299), tells=lambda loss, t: loss + 1000)
     assert len([w for w in caught if w.category is SearchWarning]) == 1
-    assert scheduler.search.found.peak_factor == pytest.approx(rate)
+    assert scheduler.search.learned.peak_factor == pytest.approx(rate)
 
 
 def test_a_first_step_to_nowhere_is_undone() -> None:
@@ -344,7 +344,7 @@ def test_steps_that_move_nothing_keep_to_the_guess_and_say_so() -> None:
     ):
         stand()
     assert search_of(scheduler).found.phase is Phase.STOPPED
-    assert scheduler.search.found.peak_factor == 1.0
+    assert scheduler.search.learned.peak_factor == 1.0
 
 
 def test_a_first_step_is_looked_at_however_late_it_comes(tmp_path: Path) -> None:

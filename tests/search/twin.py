@@ -499,7 +499,7 @@ class Run:
             if raised > 1:
                 self.set_m(self.m * min(raised, most))
                 return
-            self.A = self.A_max = min(self.m, self.factor(t) * max(c.ceiling * q, 1.0))
+            self.A = self.A_max = min(self.m, self.factor(t) * max(c.first_ask * q, 1.0))
         elif on:
             self.A *= most
         elif (lacking := c.balance - t / s.S - seen.beta) > 0 and len(seen.eta) > c.max_samples:

@@ -80,7 +80,7 @@ def product(
             own.step()
             done.losses.append(loss.item())
             scheduler.step(loss) if losses else scheduler.step()
-    return done._replace(found=guess * search.found.peak_factor)
+    return done._replace(found=guess * search.learned.peak_factor)
 
 
 @dataclass(frozen=True)

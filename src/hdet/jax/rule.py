@@ -195,7 +195,7 @@ def _after_first_step(before: Decision, evidence: Evidence) -> Decision:
 
 def _restored(state: State, cases: Cases) -> State:
     """At the rate before a rollback, if that was wrong."""
-    raised = state.lowered(state.slowed_from - state.log_factor).at(state.slowed_from, xp)
+    raised = state.with_ceiling_moved(state.slowed_from - state.log_factor).at(state.slowed_from, xp)
     return where(cases.is_false_alarm, raised._replace(has_diverged=False), state)
 
 

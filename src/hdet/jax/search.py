@@ -116,7 +116,7 @@ class _Search(NamedTuple):
         made, inner = self._made(updates, state, params, rate, more if value is None else {**more, "value": value})
         made, is_sound = _only_finite(params, made, is_off=steps.withheld | returns)
         inner = typed_as(where(returns, state.inner, inner), state.inner)
-        looks, t = state.part("notes").looks(state.part("found").phase), steps.made
+        looks, t = state.part("notes").looks(state.part("learned").phase), steps.made
         samples = looks & (jax.lax.rem(t - round.begun, round.stride) == 0) & ~returns
         ends = (t < state.part("plan").total) & (t + 1 >= round.end) & ~returns
 
@@ -140,7 +140,7 @@ class _Search(NamedTuple):
 
     def _rate(self, state: AutoState) -> Array:
         """In units of the guess."""
-        found, shape, t = state.part("found"), self._shape(state), state.steps.made
+        found, shape, t = state.part("learned"), self._shape(state), state.steps.made
         value = jnp.where(found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
         return jnp.minimum(found.factor(t, C, xp), self._most(state)) * value
 
@@ -171,13 +171,13 @@ class _Search(NamedTuple):
         round = Round.beginning(steps.made, found.phase, state.part("plan"), returns=target)
         after = state._replace(slots=slots, steps=steps)
         return made, after.remembering(
-            found=found, snapshots=snapshots, history=history, progress=progress, round=round, path=path, notes=notes
+            learned=found, snapshots=snapshots, history=history, progress=progress, round=round, path=path, notes=notes
         )
 
     def _evidence(self, state: AutoState, measured: Measured) -> tuple[Evidence, tuple[Array, Array, Array]]:
         """What is known, and what is judged."""
         steps, plan, round, notes, t = state.steps, *map(state.part, ("plan", "round", "notes")), state.steps.made
-        phase = state.part("found").phase
+        phase = state.part("learned").phase
         looks, is_first = notes.looks(phase) & (t < plan.total), phase == Phase.FIRST
         has_losses = notes.has_losses | jnp.any(steps.losses[2] > 0)
         given = steps.judged(round, has_losses, looks & ~is_first)
@@ -212,7 +212,7 @@ class _Search(NamedTuple):
         self, state: AutoState, evidence: Evidence, decision: Decision
     ) -> tuple[State, Snapshots, Notes, tuple[Array, ...], Array]:
         """What is remembered of a decision, which of the slots are for a new snapshot, and where updates lead."""
-        before, after, notes, action = state.part("found"), decision.state, state.part("notes"), decision.action
+        before, after, notes, action = state.part("learned"), decision.state, state.part("notes"), decision.action
         is_raised = (peak_factor(after) > peak_factor(before)) | (after.phase != before.phase)
         notes = notes._replace(
             rounds=notes.rounds + 1,
@@ -244,7 +244,7 @@ class _Search(NamedTuple):
         out = jax.tree.map(lambda x, u: x.astype(u.dtype), difference(weights, params), made)
         rest = difference(weights, moved_by(params, out))
         is_done = completes | (dot(rest, rest) <= _RESIDUE**2 * dot(weights, weights))
-        rest, phase, plan = jnp.where(is_done, -1, target), state.part("found").phase, state.part("plan")
+        rest, phase, plan = jnp.where(is_done, -1, target), state.part("learned").phase, state.part("plan")
         round = Round.beginning(state.steps.made, phase, plan, returns=rest)
         after = state.remembering(round=round, path=state.part("path")._replace(begun=state.steps.made))
         return out, after._replace(inner=inner, steps=state.steps.with_new_round(True))
@@ -267,7 +267,7 @@ def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree)
 
 
 def _measured(state: AutoState, *distance: Array) -> Measured:
-    is_first = state.part("found").phase == Phase.FIRST
+    is_first = state.part("learned").phase == Phase.FIRST
     return state.part("path").measured(sizes_of(state.origin), *distance, state.steps.rates.total, is_first)
 
 
@@ -303,7 +303,7 @@ def _decided(
         return where(is_harder & (evidence.phase == Phase.SEARCHING), own.cleared(), own)
 
     def cases_of() -> tuple[State, Cases, Array, Array]:
-        found = state.part("found")
+        found = state.part("learned")
         cases = Cases.of(found, snapshots, evidence, judged, outlook)
         adds = cases.is_judged & ~cases.is_excused & (judged.verdict == Verdict.FINE) & (blocks.count > 0)
         added, goes_back = jnp.where(adds, count_of(history.latest), 0), cases.is_excused | cases.is_back

@@ -149,7 +149,7 @@ class Notes(NamedTuple):
 class Memory(NamedTuple):
     """What changes at the end of a round, or with a sample, except for trees of weights."""
 
-    found: State
+    learned: State
     snapshots: Snapshots
     history: LossHistory
     progress: Progress
@@ -257,7 +257,7 @@ def found(state: Any) -> Found:
     own = state_in(state)
     memory, plan, notes = own.memory, own.memory.plan, own.memory.notes
     status, why = status_of(
-        memory.found,
+        memory.learned,
         [None, *Reason][int(notes.why)],
         is_falling=notes.is_falling,
         rests=(own.steps.made >= plan.total)
@@ -266,10 +266,10 @@ def found(state: Any) -> Found:
         is_bound=notes.is_bound,
         has_fallen=memory.progress.has_fallen,
     )
-    factor, guesses = float(peak_factor(memory.found)), own.guesses or (1.0,)
+    factor, guesses = float(peak_factor(memory.learned)), own.guesses or (1.0,)
     rates = tuple(float(guess) * factor for guess in guesses) if notes.rounds > 0 else ()
     rate = rates[0] if rates else float("nan")
-    return Found(rate, status, int(notes.rolled_back), rates, why.text if why else "", within(memory.found))
+    return Found(rate, status, int(notes.rolled_back), rates, why.text if why else "", within(memory.learned))
 
 
 def finish(state: Any, steps: int) -> Any:
@@ -283,7 +283,7 @@ def finish(state: Any, steps: int) -> Any:
     """
     own = state_in(state)
     memory, t = own.memory, own.steps.made
-    plan, searched, now, total = memory.plan, memory.found, int(t), int(memory.plan.total)
+    plan, searched, now, total = memory.plan, memory.learned, int(t), int(memory.plan.total)
     if plan.is_given:
         raise ArgumentError(
             f"finish() must be called without schedule=, but this run follows a schedule of {total} steps; leave it "
@@ -298,5 +298,5 @@ def finish(state: Any, steps: int) -> Any:
     share = jnp.where((searched.phase == Phase.STOPPED) & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t, C, xp)
     plan, after = plan.finished(t, int(steps)), searched.peaking(number(now - 1.0), share, xp)
     end = jnp.maximum(Round.end_of(memory.round.begun, after.phase, plan), t + 1)
-    new = own.remembering(plan=plan, found=after, round=memory.round._replace(end=end))
+    new = own.remembering(plan=plan, learned=after, round=memory.round._replace(end=end))
     return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)

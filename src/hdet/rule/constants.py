@@ -58,7 +58,7 @@ class Constants(NamedTuple):
     straight_tolerance: float = 2.0
     """While the straightness of the path (1: no gradient has turned) is above 1 less q times this, the target is raised
     whatever the estimated rate is: few steps cannot give a high one (LOG, the first fifty steps)."""
-    ceiling: float = 15.0
+    first_ask: float = 15.0
     """Where gradients first turn against the path, the rate in use times max(1, q times this) is what is asked for
     (LOG, nothing to hand over)."""
 

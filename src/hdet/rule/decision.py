@@ -220,7 +220,7 @@ class Rule:
             return self._rolled_back(state, Event.ROLLED_BACK)
         event, is_harder = None, verdict is Verdict.FALSE_ALARM
         if is_harder and math.isfinite(state.slowed_from):
-            state = state.lowered(state.slowed_from - state.log_factor).at(state.slowed_from)
+            state = state.with_ceiling_moved(state.slowed_from - state.log_factor).at(state.slowed_from)
             state = state._replace(has_diverged=False)
             event = Event.FALSE_ALARM
         if evidence.blocks:  # a round without losses says nothing about the one before it

@@ -67,7 +67,7 @@ class Event(_Told):
     ROLLED_BACK = "rolled_back", "diverged: rolled back to step {rolled_back_to}"
     """Training diverged: it was rolled back, and the rate was lowered."""
     BAD_BATCH = "bad_batch", "weights NaN or infinite: rolled back to step {rolled_back_to}, at the same rate"
-    """Weights were NaN or infinite for the first time."""
+    """Weights were NaN or infinite after fine losses, and no such batch was excused lately."""
     SLOWED_DOWN = "slowed_down", "diverged: the rate is lowered"
     """Training diverged, and there was no snapshot."""
     FALSE_ALARM = "false_alarm", "the data were harder: the rate is as before"

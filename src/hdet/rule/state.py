@@ -110,8 +110,8 @@ class State(NamedTuple):
         >>> state.factor(9), state.factor(49), state.factor(99), state._replace(ceiling=math.log(0.7)).factor(99)
         (0.3, 0.5, 1.0, 0.7)
         """
-        target = xp.exp(self.log_factor) * self.rise(t, constants, xp)
-        return xp.minimum(target, xp.exp(xp.minimum(self.ceiling, HIGHEST)))
+        climbing = xp.exp(self.log_factor) * self.rise(t, constants, xp)
+        return xp.minimum(climbing, xp.exp(xp.minimum(self.ceiling, HIGHEST)))
 
     def rise(self, t: float, constants: Constants = DEFAULT, xp: Any = Plain) -> Any:
         """r(t)."""
@@ -131,7 +131,7 @@ class State(NamedTuple):
     def at(self, log_factor: float, xp: Any = Plain) -> State:
         """The state at another factor, within bounds; the ceiling falls with it."""
         log_factor = xp.clip(log_factor, LOWEST, HIGHEST)
-        return self._replace(log_factor=log_factor).lowered(xp.minimum(log_factor - self.log_factor, 0.0))
+        return self._replace(log_factor=log_factor).with_ceiling_moved(xp.minimum(log_factor - self.log_factor, 0.0))
 
     def climbing(self, t: float, constants: Constants = DEFAULT, xp: Any = Plain) -> State:
         """The state without a ceiling, at the rate that is in use at step ``t``."""
@@ -146,8 +146,8 @@ class State(NamedTuple):
         """Whether the rate is at that bound, and not at a ceiling below it."""
         return (highest < math.inf) & (xp.minimum(self.log_factor, self.ceiling) >= highest - CLOSE)
 
-    def lowered(self, by: float) -> State:
-        """The state with another ceiling; ``by``: what is added to its logarithm."""
+    def with_ceiling_moved(self, by: float) -> State:
+        """The state with a ceiling that is higher or lower; ``by``: what is added to its logarithm."""
         return self._replace(ceiling=self.ceiling + by, asked=self.asked + by)
 
 
@@ -217,7 +217,7 @@ def steered(state: State, evidence: Any, length: float, constants: Constants = D
 
     wanted = xp.where(straight | goes_on, most, asked - state.log_factor)
     climbed = state.at(state.log_factor + xp.minimum(wanted, most), xp)
-    used = xp.log(state.factor(end, c, xp) * xp.maximum(q * c.ceiling, 1.0))
+    used = xp.log(state.factor(end, c, xp) * xp.maximum(q * c.first_ask, 1.0))
     turned = xp.minimum(state.log_factor, used)
     # Without a gain the prior is the better estimate.
     estimated = xp.where(is_fresh & (prior > asked), prior, asked)
@@ -274,8 +274,9 @@ def _drawn(state: State, prior: float, highest: float, constants: Constants, xp:
     drawn = xp.where(xp.isfinite(state.ceiling), xp.clip(state.ceiling - state.asked, 0.0, furthest), 0.0)
     pull = xp.where(xp.isfinite(prior), constants.prior_weight * (prior - state.asked), 0.0)
     pull = xp.clip(pull, -furthest, xp.where(state.has_diverged, drawn, furthest))
-    target = xp.clip(xp.minimum(state.asked + pull, highest), LOWEST, HIGHEST)
-    return state._replace(ceiling=target, log_factor=xp.maximum(state.log_factor, target), prior=prior)
+    ceiling = xp.clip(xp.minimum(state.asked + pull, highest), LOWEST, HIGHEST)
+    # The factor follows a higher ceiling at once: until the peak, r(t) holds the rate below it.
+    return state._replace(ceiling=ceiling, log_factor=xp.maximum(state.log_factor, ceiling), prior=prior)
 
 
 def largest_raise(state: State, evidence: Any, constants: Constants = DEFAULT, xp: Any = Plain) -> Any:

@@ -103,7 +103,7 @@ class Trapezoid(NamedTuple):
 
 
 class TrapezoidSchedule:
-    """The trapezoid of a run, and the guesses that are its peaks.
+    """The trapezoid of a run, and the guesses that are its peaks. What each method does holds for every schedule here.
 
     Args:
         total_steps: of the run; None: unknown.
@@ -119,13 +119,16 @@ class TrapezoidSchedule:
 
     @property
     def total_steps(self) -> int | None:
+        """The length of the run; None: unknown."""
         return self.shape.total_steps
 
     @property
     def climb_end(self) -> float:
+        """The step at which the search's own climb ends."""
         return self.shape.rise
 
     def rates(self, t: float, *, held: bool) -> list[Rate]:
+        """The rate of each parameter group at step ``t``; ``held``: its peak in place of its rising phase."""
         t = max(t, self.shape.rise) if held else t
         return [self.shape.at(t, peak) for peak in self.guesses]
 
@@ -137,21 +140,25 @@ class TrapezoidSchedule:
         self.shape = self.shape.finished(now, steps)
 
     def grow(self, added: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take in groups that were added to the optimizer; by their numbers among all groups."""
         # a group that is a copy of another one brings the guess of that: its rate has the factor in it
         guesses = {g: float(group.get("initial_lr", group["lr"])) for g, group in added.items()}
         self.guesses = with_added(self.guesses, guesses)
 
     def arguments(self) -> dict[str, Any]:
+        """What the journal's first line says of it, and what all ranks must have alike."""
         return {"guess": self.guesses, "schedule": "trapezoid"}
 
     def state_dict(self) -> dict[str, Any]:
         return {"planned": self._planned.total_steps, "guesses": self.guesses, **self.shape._asdict()}
 
     def check(self, state: Mapping[str, Any], t: int, found: str) -> None:
+        """Raise unless :meth:`load` can go on from it at step ``t``; ``found``: the peak rates found, in words."""
         check_rates(state["guesses"], len(self.guesses))
         self._resumed(state, t, found)
 
     def load(self, state: Mapping[str, Any], t: int) -> bool:
+        """Go on from it, and say whether the run has another length than it had."""
         self.guesses = [float(peak) for peak in state["guesses"]]
         self.shape = self._resumed(state, t, "")
         return self.shape != Trapezoid.loaded(state)

@@ -21,7 +21,7 @@ from hdet.state import fields_of, from_fields, in_pairs, plain
 class Memory:
     """What a search remembers beside tensors."""
 
-    found: State
+    learned: State
     """The state of the rule."""
     lead: int = 0
     """The number of the leading parameter group, whose rate stands for all: the first one that is searched."""
@@ -52,18 +52,18 @@ class Memory:
 
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: its fields by name, as plain numbers in lists. Snapshots are saved with their tensors."""
-        return {**fields_of(self), "found": in_pairs(fields_of(self.found._replace(snapshots=())))}
+        return {**fields_of(self), "learned": in_pairs(fields_of(self.learned._replace(snapshots=())))}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Memory:
         """A new one from :meth:`saved`. What does not fit raises."""
-        return from_fields(cls, {**state, "found": plain(from_fields(State, dict(state["found"])))})
+        return from_fields(cls, {**state, "learned": plain(from_fields(State, dict(state["learned"])))})
 
     @property
     def status(self) -> tuple[Status, Reason | None]:
         """Where the search stands, and why; see :class:`Found`."""
         return status_of(
-            self.found,
+            self.learned,
             self.stopped_for,
             is_falling=self.is_falling,
             rests=self.rests,
@@ -74,10 +74,10 @@ class Memory:
     @property
     def told(self) -> Found:
         """What was found, for people: the peak rates, which are unknown until a round has ended."""
-        (status, why), factor = self.status, self.found.peak_factor
+        (status, why), factor = self.status, self.learned.peak_factor
         rates = tuple([peak * factor for peak in self.peaks])
         rate = (rates[self.lead] if rates else 0.0) or math.nan
-        return Found(rate, status, self.rolled_back, rates, why.text if why else "", within(self.found))
+        return Found(rate, status, self.rolled_back, rates, why.text if why else "", within(self.learned))
 
     def take_in(
         self, seen: Evidence, then: Sequence[float], now: Sequence[float], sign: float
@@ -115,10 +115,10 @@ class Memory:
         gradients' sizes."""
         if blocks and not self.has_losses:
             self.has_losses = True
-            self.found = self.found._replace(history=LossHistory())  # gradients were judged until now
+            self.learned = self.learned._replace(history=LossHistory())  # gradients were judged until now
         if self.has_losses:
             return tuple([Block(sign * mean, steps) for mean, steps in blocks]) if sign else ()
-        sizes = gradients if self.found.phase is Phase.SEARCHING else ()
+        sizes = gradients if self.learned.phase is Phase.SEARCHING else ()
         return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
 
     def _shape(self, before: Sequence[float], now: Sequence[float], *, climbs: bool) -> float:
@@ -134,11 +134,11 @@ class Memory:
 
     def note(self, rule: Rule, decision: Decision, evidence: Evidence, progress: Progress) -> None:
         """A round has ended with this decision. ``progress``: the losses so far, with those of the round."""
-        before, after, end = self.found, decision.state, evidence.span[1]
+        before, after, end = self.learned, decision.state, evidence.span[1]
         is_raised = after.peak_factor > before.peak_factor or after.phase is not before.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.stopped_for = decision.why or self.stopped_for
-        self.found = after
+        self.learned = after
         self.rolled_back += decision.rolled_back_to is not None
         self.progress = decision.progress(self.progress, progress, evidence)
         self.has_peaked = self.has_peaked or end >= evidence.peak

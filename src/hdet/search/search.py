@@ -133,9 +133,9 @@ class Search(EqualByState):
     # -- values -------------------------------------------------------------------------------------------------------
 
     @property
-    def found(self) -> State:
+    def learned(self) -> State:
         """The state of the rule."""
-        return self.memory.found
+        return self.memory.learned
 
     @property
     def _groups(self) -> list[int]:
@@ -145,14 +145,14 @@ class Search(EqualByState):
     @property
     def holds_rise(self) -> bool:
         """Whether the schedule's rising phase is held at its peak, since the search climbs by itself."""
-        return self.found.phase is not Phase.STOPPED
+        return self.learned.phase is not Phase.STOPPED
 
     def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
         """m r(t) times the schedule, within the bounds; each keeps its type.
 
         Until the schedule's peak r(t) grows, so that the rate climbs even if m stays (:meth:`State.rise`).
         """
-        factor = self.found.factor(t, self.rule.constants)
+        factor = self.learned.factor(t, self.rule.constants)
         if not self._is_bounded:
             return [value * factor for value in schedule]
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
@@ -189,9 +189,9 @@ class Search(EqualByState):
     @property
     def _sampling(self) -> Sampling:
         """Steps are sampled until the schedule falls."""
-        if self._is_finished or self.found.phase is Phase.STOPPED:
+        if self._is_finished or self.learned.phase is Phase.STOPPED:
             return Sampling.NONE
-        if self.found.phase is Phase.FIRST:
+        if self.learned.phase is Phase.FIRST:
             return Sampling.FIRST
         return Sampling.NONE if self.memory.is_falling else Sampling.SOME
 
@@ -244,7 +244,7 @@ class Search(EqualByState):
         made, begun = self.steps.made, self.steps.begun
         if made == begun:
             return made == 0 and t > 0
-        return self.found.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
+        return self.learned.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
 
     def end_round(self, optimizer: Optimizer, span: tuple[int, int], course: Course) -> None:
         """Gather, decide, act, and report. Collective.
@@ -290,7 +290,7 @@ class Search(EqualByState):
     def _decide(self, optimizer: Optimizer, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """Ask the rule, within the bounds that the user gave."""
         highest = math.log(self._bounds.factor(schedule, self.memory.peaks)) if self._is_bounded else math.inf
-        known = self.rule.remembering(self.found, self.steps.snapshots.present(optimizer)).bounded(highest)
+        known = self.rule.remembering(self.learned, self.steps.snapshots.present(optimizer)).bounded(highest)
         decision = self.rule.after_round(known, evidence._replace(highest=highest))
         decision = decision._replace(state=decision.state.bounded(highest))
         self.memory.is_bound = decision.state.is_bound(highest)
@@ -311,8 +311,8 @@ class Search(EqualByState):
                 f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
         self.memory.note(self.rule, decision, evidence, progress)
-        kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
-        self.steps.snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
+        kept = set() if self._is_finished else {one.slot for one in self.learned.snapshots}
+        self.steps.snapshots.keep_only(kept | {START} if self.learned.phase is Phase.FIRST else kept)
         self.steps.sampling = self._sampling
         self.steps.begin_round(optimizer, resets_path=decision.resets_path or evidence.measured.is_broken)
 
@@ -325,7 +325,7 @@ class Search(EqualByState):
         settles = not memory.has_settled and memory.status[0] == "settled"
         memory.has_settled |= settles
         is_special = decision.why is not None or decision.rolled_back_to is not None
-        is_time = self.found.phase is Phase.SEARCHING and self.steps.made > self.rule.constants.min_round
+        is_time = self.learned.phase is Phase.SEARCHING and self.steps.made > self.rule.constants.min_round
         asks = is_time and not (memory.has_losses or is_special or self._has_asked)
         self._has_asked |= asks
         if not (is_special or asks or ends or peaks_now or settles) or self.rank_group.replica_index.replica != 0:
@@ -376,7 +376,7 @@ class Search(EqualByState):
         self.steps.restart(made, begun)
         self.memory = memory
         self.memory.lead = self._groups[0]
-        self._lacks_tensors = self.found.phase is Phase.SEARCHING
+        self._lacks_tensors = self.learned.phase is Phase.SEARCHING
         self.losses.reset()  # those of the round so far are not in it
         self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
         self.steps.is_loaded, self._is_finished = True, False
@@ -389,12 +389,12 @@ class Search(EqualByState):
         ``share``: the schedule over its peak, if it rises. Raises if ranks disagree, before anything is changed.
         """
         self.ranks.agree_to_finish(optimizer, t, steps)
-        self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
+        self.replan(t + steps, t - 1, share * self.learned.rise(t, self.rule.constants))
 
     def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
         """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
         self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
-        self.memory.found = self.found.peaking(peak, share)
+        self.memory.learned = self.learned.peaking(peak, share)
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What the search holds in tensors at step ``t``, and this rank's losses of the round so far."""
@@ -402,7 +402,7 @@ class Search(EqualByState):
             "version": STATE_VERSION,
             "step": t,
             "losses": [self.losses.saved()],
-            "kept": plain(self.found.snapshots),
+            "kept": plain(self.learned.snapshots),
             "measure": self.steps.measure.saved(optimizer),
             "snapshots": self.steps.snapshots.saved(optimizer),
         }
@@ -418,7 +418,7 @@ class Search(EqualByState):
             measure = Measure.loaded(search["measure"], self._groups, optimizer)
             snapshots = Snapshots.loaded(search["snapshots"], optimizer)
         self.losses, self.steps.measure, self.steps.snapshots = losses, measure, snapshots
-        self.memory.found = self.found._replace(snapshots=kept)
+        self.memory.learned = self.learned._replace(snapshots=kept)
         self._lacks_tensors = False
 
 
