@@ -17,7 +17,7 @@ from torch import nn
 import hdet
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.integrations.accelerate import prepare
-from hdet.optimizer.groups import parts_of
+from hdet.optimizer import parts_of
 from tests.elastic.standin import Lighthouse, StandIn
 
 __all__ = ["CALLS", "NOT_CALLED", "Call"]

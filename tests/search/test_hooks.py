@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hdet.errors import ArgumentError
-from hdet.optimizer.hooks import refuse_without_hooks
+from hdet.optimizer import refuse_without_hooks
 from hdet.rule.constants import DEFAULT
 from hdet.search.steps import Steps
 

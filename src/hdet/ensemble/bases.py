@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from hdet.ensemble.controller import Controller, Update
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.optimizer.rates import Rate, as_type_of
+from hdet.optimizer import Rate, as_type_of
 
 Decay = Literal["schedule", "exponential", "printed"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")

@@ -18,8 +18,7 @@ from hdet.checks import is_int, is_one_of, is_real, items_of, must_be, shown, ta
 from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import check_model, check_optimizer, unwrapped
-from hdet.optimizer.rates import shared_rates
+from hdet.optimizer import check_model, check_optimizer, shared_rates, unwrapped
 from hdet.ranks.arms import Arms
 from hdet.ranks.torchft import Torchft
 

@@ -25,7 +25,7 @@ from hdet.ensemble.steering import Ending, Outcome, Steering
 from hdet.errors import ResumeWarning
 from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import Clock, JournalWriter
-from hdet.optimizer.rates import Rate
+from hdet.optimizer import Rate
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.group import Group, ReplicaIndex, Solo, arriving
 from hdet.ranks.shards import refuse_partitions

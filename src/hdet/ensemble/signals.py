@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hdet.checks import is_one_of, must_be, shown, takes
 from hdet.copies import copies_of, copy_all_, put_back, wide, write_
 from hdet.errors import ArgumentError, ProbeWarning
-from hdet.optimizer.groups import check_model
+from hdet.optimizer import check_model
 from hdet.ranks.group import ReplicaGroup, arriving
 from hdet.ranks.shards import local, resharded
 

@@ -19,8 +19,7 @@ from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import direction
-from hdet.optimizer.rates import Rate
+from hdet.optimizer import Rate, direction
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex
 from hdet.state import STATE_WORDS, in_pairs, reading

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hdet.checks import is_finite, is_int, must_be
 from hdet.errors import ArgumentError, ShardedParametersError
-from hdet.optimizer.groups import check_model
+from hdet.optimizer import check_model
 from hdet.ranks.group import Group, check_group, find_replica_index
 from hdet.ranks.shards import is_sharded
 from hdet.ranks.weights import real_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.optimizer.groups import direction, trained_parameters
+from hdet.optimizer import direction, trained_parameters
 from hdet.ranks.agreement import Occasion, RankGroup, RankReport
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving
 from hdet.ranks.shards import Partitioned, is_distributed, local

@@ -24,8 +24,16 @@ from torch.optim import Optimizer
 
 from hdet.checks import is_finite, items_of, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
-from hdet.optimizer.groups import check_model, check_optimizer, end_step, parts_of, unwrapped
-from hdet.optimizer.hooks import hook_steps, once_gradients_are_there, refuse_without_hooks
+from hdet.optimizer import (
+    check_model,
+    check_optimizer,
+    end_step,
+    hook_steps,
+    once_gradients_are_there,
+    parts_of,
+    refuse_without_hooks,
+    unwrapped,
+)
 from hdet.ranks.group import ReplicaGroup, arriving
 from hdet.ranks.shards import Partitioned, refuse_partitions
 from hdet.rollback.gathering import GuardRanks

@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import trained_parameters
-from hdet.optimizer.hooks import is_capturing, stands_still
-from hdet.optimizer.rates import Rate, copy_rate, shared_rates
+from hdet.optimizer import Rate, copy_rate, is_capturing, shared_rates, stands_still, trained_parameters
 from hdet.ranks.shards import is_continued
 from hdet.rollback.guard_state import Step
 from hdet.rollback.losses import held_scalar

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.copies import copy_all_, refuse_other_shapes, write_
-from hdet.optimizer.groups import parameters_at, parts_of, places_of, trained_parameters
-from hdet.optimizer.hooks import hook_steps
+from hdet.optimizer import hook_steps, parameters_at, parts_of, places_of, trained_parameters
 from hdet.ranks.shards import PLAIN, local, refresh, reshard, reshard_all, rewrapped
 from hdet.rollback.storage import HOST, Slabs, Storage, exchanged, has_room, leaves
 

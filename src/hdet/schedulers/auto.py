@@ -14,8 +14,7 @@ from hdet.checks import is_real, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import check_model, parts_of, rate_names, trained_parameters
-from hdet.optimizer.hooks import refuse_without_hooks
+from hdet.optimizer import check_model, parts_of, rate_names, refuse_without_hooks, trained_parameters
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group

@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import is_int, must_be, must_count
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import added_groups, group_counts, rate_names
-from hdet.optimizer.rates import Rate, put_rate
+from hdet.optimizer import Rate, added_groups, group_counts, put_rate, rate_names
 from hdet.ranks.agreement import RankGroup
 from hdet.rule.found import Found
 from hdet.schedulers.given_schedule import GivenSchedule

@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import items_of, must_be
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import unwrapped
-from hdet.optimizer.hooks import hook_steps, stands_still
+from hdet.optimizer import hook_steps, stands_still, unwrapped
 
 
 def as_one(optimizers: Any) -> Optimizer:

@@ -22,8 +22,7 @@ from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, check_model, check_optimizer, group_counts, unwrapped
-from hdet.optimizer.rates import put_rate
+from hdet.optimizer import added_groups, check_model, check_optimizer, group_counts, put_rate, unwrapped
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group
 from hdet.ranks.shards import refuse_flat

@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.checks import is_int, must_be, must_count, shown
 from hdet.errors import ArgumentError, HdetError
-from hdet.optimizer.groups import parts_of, unwrapped, with_added
-from hdet.optimizer.rates import Rate
+from hdet.optimizer import Rate, parts_of, unwrapped, with_added
 from hdet.rule.constants import CLIMB
 from hdet.schedulers.schedules import (
     AllSchedules,

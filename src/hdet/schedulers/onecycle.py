@@ -21,8 +21,18 @@ from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.file import mapped
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import added_groups, check_model, group_counts, rate_names, unwrapped, with_added
-from hdet.optimizer.rates import as_type_of, copy_rate, put_rate, shared_rates
+from hdet.optimizer import (
+    added_groups,
+    as_type_of,
+    check_model,
+    copy_rate,
+    group_counts,
+    put_rate,
+    rate_names,
+    shared_rates,
+    unwrapped,
+    with_added,
+)
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group
 from hdet.ranks.shards import refuse_flat

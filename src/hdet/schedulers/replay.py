@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hdet.errors import ArgumentError
 from hdet.journal import JournalData
 from hdet.journal.reading import Found, begun_and_found, value_at
-from hdet.optimizer.groups import check_optimizer, rate_names, unwrapped
-from hdet.optimizer.rates import put_rate
+from hdet.optimizer import check_optimizer, put_rate, rate_names, unwrapped
 
 
 def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.checks import users_level
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ResumeWarning
-from hdet.optimizer.groups import group_counts
+from hdet.optimizer import group_counts
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft

@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.checks import is_real, must_be, shown
 from hdet.errors import ArgumentError, HdetError
-from hdet.optimizer.groups import unwrapped, with_added
-from hdet.optimizer.rates import Rate, copy_rate, put_rate
+from hdet.optimizer import Rate, copy_rate, put_rate, unwrapped, with_added
 from hdet.ranks.agreement import RankGroup
 from hdet.state import state_in_words
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hdet.checks import is_finite, is_int, is_real, shown
 from hdet.errors import ArgumentError
-from hdet.optimizer.groups import with_added
-from hdet.optimizer.rates import Rate
+from hdet.optimizer import Rate, with_added
 from hdet.rule.constants import DEFAULT, DIV_FACTOR, FINAL_DIV_FACTOR, HOLD, RISE
 
 

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from hdet.optimizer.groups import with_added
-from hdet.optimizer.rates import Rate
+from hdet.optimizer import Rate, with_added
 
 _Rate = TypeVar("_Rate", float, Rate)
 

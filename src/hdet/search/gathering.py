@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from hdet.copies import put_back
 from hdet.errors import DisagreementError
 from hdet.journal.writer import JournalWriter, connect_ranks
-from hdet.optimizer.groups import trained_parameters
+from hdet.optimizer import trained_parameters
 from hdet.ranks.agreement import Agreement, Occasion, RankGroup, RankReport, fingerprints_of
 from hdet.ranks.average import average_
 from hdet.ranks.group import arriving, gather_named

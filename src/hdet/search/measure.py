@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.copies import refuse_other_shapes
-from hdet.optimizer.groups import grouped_parameters, parameters_at, places_of
-from hdet.optimizer.rates import Rate, copy_rate
+from hdet.optimizer import Rate, copy_rate, grouped_parameters, parameters_at, places_of
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
 from hdet.rule.estimate import Measured, PathSums, largest_sizes, typical_norm, weight_ratio

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.copies import wide
-from hdet.optimizer.groups import leading_part
+from hdet.optimizer import leading_part
 from hdet.ranks.shards import is_distributed, local, local_gradient, place
 from hdet.ranks.weights import real_of
 

@@ -17,7 +17,7 @@ from hdet.rule.enums import Event, Reason
 from hdet.rule.found import Found, listed
 
 if TYPE_CHECKING:
-    from hdet.optimizer.rates import Rate
+    from hdet.optimizer import Rate
     from hdet.rule.decision import Decision, Evidence
     from hdet.rule.progress import Progress
     from hdet.search.memory import Memory

@@ -33,8 +33,7 @@ from torch.optim import Optimizer
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.frameworks import warn_unless_by_steps
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer.groups import direction, with_added
-from hdet.optimizer.rates import Rate
+from hdet.optimizer import Rate, direction, with_added
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.group import Solo, arriving
 from hdet.ranks.shards import refuse_partitions

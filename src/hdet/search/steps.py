@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.copies import copies_of
-from hdet.optimizer.groups import end_step
-from hdet.optimizer.hooks import hook_steps, is_capturing, once_gradients_are_there, stands_still
-from hdet.optimizer.rates import Rate, put_rate
+from hdet.optimizer import Rate, end_step, hook_steps, is_capturing, once_gradients_are_there, put_rate, stands_still
 from hdet.ranks.shards import is_continued
 from hdet.rollback.snapshots import START, Snapshots
 from hdet.rule.constants import Constants

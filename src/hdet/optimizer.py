@@ -1,0 +1,262 @@
+"""Optimizers of torch: wrappers, parameter groups, rates, and the hooks by which hdet hears of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import finalize, ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.checks import must_be
+from hdet.errors import ArgumentError
+
+_Value = TypeVar("_Value")
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer of torch in a wrapper, which holds it as ``.optimizer``, or in several.
+
+    A wrapper need not call step hooks. Anything without an optimizer inside is returned as it is.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise unless ``optimizer`` is an optimizer of torch."""
+    must_be("a torch optimizer", isinstance(optimizer, Optimizer), "for instance torch.optim.Adam", optimizer=optimizer)
+
+
+def check_model(model: object, *, needed: bool = False) -> None:
+    """Raise unless ``model`` is a module, or None if that is allowed."""
+    fits = isinstance(model, nn.Module) or (model is None and not needed)
+    must_be("an nn.Module" if needed else "an nn.Module or None", fits, "pass the model itself", model=model)
+
+
+def parts_of(optimizer: Optimizer) -> list[Any]:
+    """The optimizers that are seen as one by ``hdet.auto``; else the optimizer itself."""
+    return list(getattr(optimizer, "parts", [optimizer]))
+
+
+def leading_part(optimizer: Optimizer) -> Optimizer:
+    """The one of several optimizers that is stepped first in the step to come; else the optimizer itself."""
+    leading: Optimizer | None = getattr(optimizer, "leading", None)
+    return leading or optimizer
+
+
+def end_step(optimizer: Optimizer) -> None:
+    """Tell several optimizers seen as one that the scheduler was stepped: the next step begins."""
+    over = getattr(optimizer, "step_is_over", None)
+    if over is not None:
+        over()
+
+
+def group_counts(optimizer: Optimizer) -> list[int]:
+    """The number of parameter groups of each of the optimizers that are seen as one."""
+    return [len(part.param_groups) for part in parts_of(optimizer)]
+
+
+def rate_names(optimizer: Optimizer) -> list[str]:
+    """The names of the learning rates of all parameter groups. They do not change when a group is added.
+
+    ``lr[2]`` is that of the third group; ``lr[0.2]`` the same of the first of several optimizers.
+    """
+    counts = group_counts(optimizer)
+    if len(counts) == 1:
+        return [f"lr[{g}]" for g in range(counts[0])]
+    return [f"lr[{part}.{g}]" for part, count in enumerate(counts) for g in range(count)]
+
+
+def added_groups(optimizer: Optimizer, counts: Sequence[int]) -> list[int]:
+    """The numbers, among all groups, of those that were added since there were ``counts`` of them.
+
+    A group is known by its optimizer and by its place in it: one that is added to the first of two optimizers stands
+    before all groups of the second.
+    """
+    rows = [g >= known for now, known in zip(group_counts(optimizer), counts, strict=True) for g in range(now)]
+    return [g for g, is_new in enumerate(rows) if is_new]
+
+
+def with_added(values: Sequence[_Value], added: Mapping[int, _Value]) -> list[_Value]:
+    """One value per group, together with those of groups that were added, by their numbers.
+
+    >>> with_added(["a", "b"], {1: "new"})
+    ['a', 'new', 'b']
+    """
+    known = iter(values)
+    return [added[g] if g in added else next(known) for g in range(len(values) + len(added))]
+
+
+def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
+    """The optimizer's parameters that train, each once, with the number of its group."""
+    found: dict[int, tuple[Tensor, int]] = {}
+    for g, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            if p.requires_grad and (p.is_floating_point() or p.is_complex()):
+                found.setdefault(id(p), (p, g))
+    return list(found.values())
+
+
+def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters alone, in the same order."""
+    return [p for p, _ in grouped_parameters(optimizer)]
+
+
+def direction(groups: Iterable[Mapping[str, Any]]) -> float:
+    """What an optimizer does with the loss: 1: minimise it, -1: maximise it, 0: each in some parameter groups."""
+    signs = {-1.0 if group.get("maximize", False) else 1.0 for group in groups if group["params"]}
+    return signs.pop() if len(signs) == 1 else 0.0
+
+
+# In checkpoints parameters are known by their places in the optimizer: ids do not outlive a process.
+
+
+def places_of(ids: Sequence[int], optimizer: Optimizer) -> list[int] | None:
+    """Where parameters stand among all of the optimizer's; None if some are gone."""
+    places = {id(p): place for place, p in enumerate(_all(optimizer))}
+    found = [places.get(one) for one in ids]
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def parameters_at(places: Sequence[int], optimizer: Optimizer) -> list[Tensor]:
+    """The parameters at these places."""
+    every = _all(optimizer)
+    return [every[place] for place in places]
+
+
+def _all(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+Rate = float | Tensor
+
+
+def put_rate(group: dict[str, Any], rate: Rate) -> None:
+    """Write a rate into a parameter group: in place if it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate.squeeze() if isinstance(rate, Tensor) else rate)
+    else:
+        group["lr"] = rate
+
+
+def copy_rate(rate: Rate) -> Rate:
+    """A rate that does not change when the optimizer's tensor does."""
+    return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def as_type_of(example: Rate, rate: Rate) -> Rate:
+    """``rate`` as a tensor like ``example``, if that is one."""
+    return torch.full_like(example, float(rate)) if isinstance(example, Tensor) else rate
+
+
+def shared_rates(optimizer: Optimizer) -> list[int]:
+    """For each group, the first group whose rate is the same tensor: those must be spread alike.
+
+    torch gives all groups one tensor when the optimizer is built with ``lr=torch.tensor(...)``.
+    """
+    lrs = [group["lr"] for group in optimizer.param_groups]
+    return [
+        next(h for h, other in enumerate(lrs) if h == g or (isinstance(lr, Tensor) and other is lr))
+        for g, lr in enumerate(lrs)
+    ]
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+_Owner = TypeVar("_Owner")
+
+
+def refuse_without_hooks(optimizer: Optimizer) -> None:
+    """Raise if no hook can be set: without one hdet sees neither steps nor gradients."""
+    for part in parts_of(optimizer):
+        try:
+            part.register_step_pre_hook(lambda *_: None).remove()
+        except AttributeError:
+            raise ArgumentError(
+                f"hdet must hear of every step, but {type(part).__name__} cannot have step hooks as torch's "
+                "optimizers do; if it wraps another optimizer, give the optimizer inside"
+            ) from None
+
+
+def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], after: Callable[..., None]) -> None:
+    """Call methods of an owner before and after every step of an optimizer, with what torch gives to hooks.
+
+    Of several optimizers seen as one, it is the part that is stepped first in a step. The hooks hold both objects
+    weakly, and go when the owner does.
+
+    Args:
+        optimizer: whose steps are of interest.
+        owner: the first argument of both methods.
+        before: what it returns replaces the step's arguments, unless it is None.
+        after: is not called after a step that has raised.
+    """
+    held, whole = ref(owner), ref(optimizer)
+
+    def hook_of(method: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(stepped: Optimizer, *step: Any) -> Any:
+            found, seen = held(), whole()
+            if found is None or seen is None:
+                return None
+            leads = seen is stepped or leading_part(seen) is stepped
+            return method(found, seen, *step) if leads else None
+
+        disabled: Callable[..., Any] = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
+        return disabled
+
+    for part in parts_of(optimizer):
+        finalize(owner, part.register_step_pre_hook(hook_of(before)).remove)
+        finalize(owner, part.register_step_post_hook(hook_of(after)).remove)
+
+
+def once_gradients_are_there(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tell: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """For a hook before an optimizer's step: call ``tell`` now or, if the step has a closure, once it has been called.
+
+    Args:
+        args, kwargs: of the step.
+        tell: what is to be called, once.
+
+    Returns:
+        what the hook must return: arguments with another closure, or None.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        tell()
+        return None
+    was_called = False
+
+    def telling() -> Any:
+        nonlocal was_called
+        loss = closure()
+        if not was_called:
+            tell()
+        was_called = True
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": telling}
+    return (args[0], telling, *args[2:]), kwargs
+
+
+def is_capturing(optimizer: Optimizer) -> bool:
+    """Whether its step is being captured into a CUDA graph."""
+    on_cuda = any(p.is_cuda for group in optimizer.param_groups for p in group["params"][:1])
+    return on_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def stands_still(optimizer: Optimizer) -> bool:
+    """Whether all rates are 0, so that a step does not count. Rates on a device are not read.
+
+    To know an optimizer's state, torch.distributed.checkpoint makes such a step before it loads the weights.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return all((not isinstance(rate, Tensor) or rate.is_cpu) and rate == 0 for rate in rates)

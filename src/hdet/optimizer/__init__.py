@@ -1,1 +1,0 @@
-"""What hdet reads and writes of torch's optimizers: their groups, their rates, and hooks on their steps."""
