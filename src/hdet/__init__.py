@@ -104,7 +104,8 @@ def __getattr__(name: str) -> object:
     for module, names in _NEED_TORCH.items():
         if name in names:
             found = import_module(module)
-            return found if name == "knobs" else getattr(found, name)
+            globals()[name] = found if name == "knobs" else getattr(found, name)  # not asked for a second time
+            return globals()[name]
     raise AttributeError(f"module 'hdet' has no attribute {name!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import finalize, ref
 
@@ -214,6 +215,20 @@ def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], 
     for part in parts_of(optimizer):
         finalize(owner, part.register_step_pre_hook(hook_of(before)).remove)
         finalize(owner, part.register_step_post_hook(hook_of(after)).remove)
+
+
+def hook_saving(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any]) -> None:
+    """Call a method of an owner before the ``state_dict`` of an optimizer is made; as :func:`hook_steps`."""
+    held = ref(owner)
+
+    def hook(saved: Optimizer) -> None:
+        found = held()
+        if found is not None:
+            before(found, saved)
+
+    for part in parts_of(optimizer):
+        with suppress(AttributeError):  # an optimizer in a framework's wrapper need not have it
+            finalize(owner, part.register_state_dict_pre_hook(hook).remove)
 
 
 def once_gradients_are_there(

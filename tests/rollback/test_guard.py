@@ -668,3 +668,25 @@ def test_harder_data_cost_a_fiftieth_of_the_steps_at_most() -> None:
     assert guard.held <= 1200 / 50
     assert guard.rollbacks == 0
     assert final < 1.1 * plain
+
+
+def test_an_optimizer_that_is_saved_after_a_step_that_raised_has_its_own_rates_and_gradients() -> None:
+    """As by a handler that saves whatever there is when training breaks off."""
+
+    class Breaks(SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            raise RuntimeError("out of memory")
+
+    model = nn.Linear(2, 1)
+    optimizer = Breaks(model.parameters(), lr=0.1)
+    guard = hdet.Guard(optimizer, model)
+    guard._state = guard._state._replace(slowed=guard._state.slowed._replace(low=0.25, ceiling=0.25))
+    for p in model.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    gradients = [p.grad for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * guard.factor)
+    assert guard.factor < 1
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+    assert [p.grad for p in model.parameters()] == gradients

@@ -102,7 +102,10 @@ class PeerState:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take the state that a peer had when it came to the meeting. Raises before anything is changed."""
+        """Take the state that a peer had when it came to the meeting.
+
+        Raises before anything is changed if the replicas were given other arguments.
+        """
         cure = f"Rank 1 is this replica, {self.name!r}: give it the arguments of the others."
         check_equal([state["arguments"], self.arguments], cure)
         model, optimizer = self.replica_tensors.model, self.scheduler.optimizer

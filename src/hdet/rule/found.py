@@ -21,7 +21,7 @@ _UNUSUAL = math.log(10.0)
 
 @dataclass(frozen=True)
 class Found:
-    """What :class:`hdet.OneCycleLR` with ``max_lr="auto"``, or :func:`hdet.auto`, has found so far.
+    """What :func:`hdet.auto` has found so far.
 
     Args:
         rate: the peak rate, of the first parameter group that is searched. NaN until a round has ended.

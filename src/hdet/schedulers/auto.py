@@ -103,8 +103,9 @@ def auto(
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
         rollback: whether snapshots of weights and optimizer state are kept for rollbacks, one on the device and one on
-            the host. False saves their memory; weights that are NaN or infinite then raise a
-            :class:`hdet.DivergedError`.
+            the host. On the device the search takes twice the memory of the weights while it measures, and a snapshot
+            as much as weights and optimizer state: five times the weights with Adam. False saves the snapshots' part;
+            weights that are NaN or infinite then raise a :class:`hdet.DivergedError`.
         highest: a rate that is never exceeded; or a list with one for each parameter group, in which None is no bound.
             All groups share one factor: it rises until the first group is at its bound.
     """

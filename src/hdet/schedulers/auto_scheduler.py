@@ -264,8 +264,8 @@ class AutoScheduler(LRScheduler):
         does not fall yet. Writes the rates at once, and again if the optimizer is loaded afterwards.
         """
         self.check_state_dict(state_dict)
+        is_other = self._schedule.load(state_dict["schedule"], state_dict["last_epoch"])  # the user's own may raise
         self._t = state_dict["last_epoch"]
-        is_other = self._schedule.load(state_dict["schedule"], self._t)
         self.search.load(state_dict["hdet"], self._schedule.total_steps, self._t)
         if is_other:
             self.search.replan(self._schedule.total_steps, self._schedule.climb_end)

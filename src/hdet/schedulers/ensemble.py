@@ -252,9 +252,9 @@ class Ensemble(ReplicaScheduler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
         self.check_state_dict(state_dict)
+        self._plain.load(state_dict)  # first: the user's own schedule may raise
         self.last_epoch = int(state_dict["step"])
         self._tell_another_length(state_dict["total_steps"])
-        self._plain.load(state_dict)
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self.last_epoch)
         self._write_again()
         self._watch_loading()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, suppress
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakSet, finalize, ref
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -98,5 +98,5 @@ class ReplicaScheduler:
 
         if self not in _watching:
             with suppress(AttributeError):  # a framework's wrapper that has no hooks: the next step() writes the values
-                self.optimizer.register_load_state_dict_post_hook(after_load)
+                finalize(self, self.optimizer.register_load_state_dict_post_hook(after_load).remove)
                 _watching.add(self)

@@ -143,6 +143,23 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
+def _fits(schedule: Schedule, state: Any) -> bool:
+    """Whether a schedule can go on from a state, also each of those that it is made of."""
+    if isinstance(schedule, AllSchedules):
+        parts = {str(i): one for i, one in enumerate(schedule.schedules)}
+        return isinstance(state, Mapping) and all(key in state and _fits(one, state[key]) for key, one in parts.items())
+    if not isinstance(schedule, (LRScheduler, StepFunction)):
+        return state is not None
+    inner = getattr(schedule, "_schedulers", [])
+    saved = state.get("_schedulers", []) if isinstance(state, Mapping) else None
+    return (
+        saved is not None
+        and len(saved) == len(inner)
+        and all(key in state for key in schedule.state_dict() if not key.startswith("_"))
+        and all(map(_fits, inner, saved))
+    )
+
+
 class PlainRates:
     """The rates that a schedule would give alone.
 
@@ -172,9 +189,11 @@ class PlainRates:
                 return self.now
             held = self._held()
             self.put(self.now)
-            self.schedule.step(*metrics)
-            self._coming = self._held()
-            self.put(held)
+            try:
+                self.schedule.step(*metrics)
+                self._coming = self._held()
+            finally:
+                self.put(held)
         return self._coming
 
     def step(self) -> None:
@@ -195,11 +214,7 @@ class PlainRates:
 
     def check(self, state: Any) -> None:
         """Raise if a state is not one of this schedule. torch's schedulers would load it without checking."""
-        if isinstance(self.schedule, (LRScheduler, StepFunction)) and state is not None:
-            fits = all(key in state for key in self.schedule.state_dict() if not key.startswith("_"))
-        else:
-            fits = (self.schedule is None) == (state is None)
-        if not fits:
+        if not (_fits(self.schedule, state) if self.schedule is not None else state is None):
             raise ArgumentError(
                 f"the checkpoint's schedule is {state_in_words(state)}, but here it is a "
                 f"{type(self.schedule).__name__}; build the scheduler with the schedule that it was saved with"

@@ -160,7 +160,7 @@ class Ranks:
         if not agreed.moving_equal and all(agreed.finite):
             raise DisagreementError(
                 f"the ranks hold different weights at step {span[1]}, but a search is for one model: wrap it in "
-                "DistributedDataParallel, shard it over a mesh of all ranks, or give a number as max_lr, with which "
+                "DistributedDataParallel, shard it over a mesh of all ranks, or use hdet.OneCycleLR, under which "
                 "replicas may differ"
             )
         return gather_named(self.rank_group.group, row, weights.device), agreed

@@ -80,7 +80,7 @@ def warn_of_losses(progress: Progress, t: int, sign: float, *, ends: bool) -> No
 
 
 def log_end(found: Found, *, has_peak: bool) -> None:
-    """Log what was found in a run. ``has_peak``: whether the schedule is OneCycle, which is given its peaks."""
+    """Log what was found in a run. ``has_peak``: whether its schedule was given by peaks alone."""
     if found.status == "stopped":
         _logger.info("%s", found)
         return
