@@ -150,3 +150,12 @@ def test_room_is_needed_for_what_the_optimizer_remembers_or_else_for_two_moments
     optimizer.step()
     Snapshots().keep(0, optimizer, None)
     assert asked == [3, 2]
+
+
+def test_two_places_that_shared_a_tensor_once_have_copies_of_their_own() -> None:
+    """As if an optimizer's first step sets its last and its present gradient to the same tensor."""
+    stored, slabs = Storage(), Slabs()
+    one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    shared = stored.copied({"last": one, "now": one}, None, True, slabs)
+    apart = stored.copied({"last": one, "now": two}, shared, True, slabs)
+    assert (float(apart["last"]), float(apart["now"])) == (1, 2)

@@ -77,7 +77,7 @@ def test_a_scheduler_that_is_gone_leaves_no_hook() -> None:
     optimizer = SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     hooks = optimizer._optimizer_load_state_dict_post_hooks
     for _ in range(3):
-        scheduler = hdet.Ensemble(optimizer, [hdet.knobs.lr()], total_steps=10)
+        scheduler = hdet.Ensemble(optimizer, knobs=hdet.knobs.lr(optimizer), total_steps=10)
         scheduler.load_state_dict(scheduler.state_dict())
         assert len(hooks) == 1
         del scheduler

@@ -7,6 +7,7 @@ torch. With :func:`prepare` it counts optimizer steps.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -143,7 +144,7 @@ class PreparedScheduler:
         """
         if self.accelerator.sync_gradients or not self.accelerator.step_scheduler_with_optimizer:
             self.scheduler.step(loss, **more)
-        elif loss is not None and not isinstance(loss, int):  # an integer is torch's epoch
+        elif loss is not None and not isinstance(loss, Integral):  # an integer is torch's epoch
             self.scheduler.observe(loss)
 
     def __getattr__(self, name: str) -> Any:

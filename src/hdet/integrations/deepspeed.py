@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
@@ -27,7 +26,6 @@ from hdet.schedulers.auto_scheduler import AutoScheduler
 
 __all__ = ["Guard", "auto", "optimizer_of"]
 
-Hook = Callable[..., Any]
 _UNKNOWN = {
     "pipeline_parallelism": "pipeline parallelism",
     "has_moe_layers": "experts of its own on each rank",
@@ -249,13 +247,10 @@ class Masters(Partitioned):
         must_be("the norm of the gradients", norm is not None, cure, global_grad_norm=norm)
         return torch.as_tensor(norm)
 
-    def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Have a hook called before each part of a step: ZeRO steps one group after the other."""
-        return self._inner.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
-
-    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Have a hook called after each part of a step."""
-        return self._inner.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+    @property
+    def leading(self) -> Optimizer:
+        """The optimizer inside makes every step: ZeRO has it step one group after the other."""
+        return self._inner
 
     def _part_begins(self, inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note which parameters step; one that has stepped already begins a new step. Clear the padding."""

@@ -29,6 +29,7 @@ from hdet.journal.sinks import EventSink
 from hdet.rule.found import listed
 from hdet.schedulers.auto import auto
 from hdet.schedulers.auto_scheduler import AutoScheduler
+from hdet.schedulers.onecycle import OneCycleLR
 
 __all__ = ["AutoLR", "Guard"]
 
@@ -132,6 +133,11 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         else:
             config = configs[0] if configs else _PACKAGES[0].utilities.types.LRSchedulerConfig(None)
             if configs:
+                every, cure = (
+                    options.get("schedule_every"),
+                    "leave it out: the scheduler's interval and frequency say it",
+                )
+                must_be("None beside a scheduler of torch", every is None, cure, schedule_every=every)
                 options["schedule_every"] = config.frequency * _steps_of_an_interval(trainer, config.interval)
             self.scheduler = self._new_scheduler(trainer, pl_module, options)
             config.scheduler, config.interval, config.frequency = self.scheduler, "step", 1
@@ -157,7 +163,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """Resume a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
         restored, self._restored = self._restored.get(SEARCH, {}), {}
         if has_parts(self.scheduler.optimizer):
-            read_search(trainer.ckpt_path, self.scheduler)
+            if trainer.ckpt_path:
+                read_search(trainer.ckpt_path, self.scheduler)
         elif isinstance(self.scheduler, AutoScheduler):
             self.scheduler.load_search_state_dict(restored)
         if self.finish is None and self._is_ours and self.options.get("total_steps") is None:
@@ -360,7 +367,9 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
 
 
 def _rate(scheduler: Any) -> float | Tensor:
-    """The rate of the first parameter group; of a search, that of the first group that is searched."""
+    """The rate of the first parameter group, of replicas without their multipliers; of a search, the first searched."""
+    if isinstance(scheduler, OneCycleLR):
+        return scheduler.base_lrs_now[0]
     lead = scheduler.search.memory.lead if isinstance(scheduler, AutoScheduler) else 0
     rate: float | Tensor = scheduler.optimizer.param_groups[lead]["lr"]
     return rate

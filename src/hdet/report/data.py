@@ -218,7 +218,10 @@ class _Tally:
     """
 
     def __init__(self, header: _Record, resumes: Sequence[int]) -> None:
-        self._length, self._resumes = finite((header.get("arguments") or {}).get("sync_every")), resumes
+        arguments = header.get("arguments") or {}
+        lengths = [length for name in ("sync_every", "total_steps") if (length := finite(arguments.get(name)))]
+        self._length, self._resumes = min(lengths) if "sync_every" in arguments and lengths else None, resumes
+        """Steps of a full round, if the header has it: a run may be shorter."""
         self._longest = self._begun = 0
         self._happened: list[str] = []
         """What happened in the last round."""

@@ -48,13 +48,19 @@ class Storage:
             beside: whether copies that leave a GPU are made on a stream beside training.
         """
         copies: dict[int, Tensor] = {}
+        used: set[int] = set()
+        """Ids of the copies: two places of the state may have shared a tensor when the old copy was made."""
         pairs: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for source, own in zip(leaves(value), chain(leaves(old), repeat(None)), strict=False):
+            if id(source) in copies:
+                continue  # it stands in several places
             device = source.device if on_device else HOST
-            if own is None or (own.shape, own.dtype, own.device) != (source.shape, source.dtype, device):
+            is_free = own is not None and id(own) not in used
+            if own is None or not is_free or (own.shape, own.dtype, own.device) != (source.shape, source.dtype, device):
                 leaves_gpu = source.is_cuda and not on_device
                 own = slabs.like(source) if leaves_gpu else torch.empty_like(source.detach(), device=device)
             copies[id(source)] = own
+            used.add(id(own))
             pairs.setdefault(source.device, []).append((own, source.detach()))
         for device, found in pairs.items():
             leaves_gpu = device.type == "cuda" and not on_device
