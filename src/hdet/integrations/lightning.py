@@ -133,10 +133,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         else:
             config = configs[0] if configs else _PACKAGES[0].utilities.types.LRSchedulerConfig(None)
             if configs:
-                every, cure = (
-                    options.get("schedule_every"),
-                    "leave it out: the scheduler's interval and frequency say it",
-                )
+                every = options.get("schedule_every")
+                cure = "leave it out: the scheduler's interval and frequency say it"
                 must_be("None beside a scheduler of torch", every is None, cure, schedule_every=every)
                 options["schedule_every"] = config.frequency * _steps_of_an_interval(trainer, config.interval)
             self.scheduler = self._new_scheduler(trainer, pl_module, options)
