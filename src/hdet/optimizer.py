@@ -199,20 +199,21 @@ def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], 
         before: what it returns replaces the step's arguments, unless it is None.
         after: is not called after a step that has raised.
     """
-    held, whole = ref(owner), ref(optimizer)
+    parts = parts_of(optimizer)
+    held, whole, is_one = ref(owner), ref(optimizer), len(parts) == 1
 
     def hook_of(method: Callable[..., Any]) -> Callable[..., Any]:
         def hook(stepped: Optimizer, *step: Any) -> Any:
             found, seen = held(), whole()
             if found is None or seen is None:
                 return None
-            leads = seen is stepped or leading_part(seen) is stepped
+            leads = is_one or leading_part(seen) is stepped  # a wrapper may pass its hooks on to what is inside
             return method(found, seen, *step) if leads else None
 
         disabled: Callable[..., Any] = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
         return disabled
 
-    for part in parts_of(optimizer):
+    for part in parts:
         finalize(owner, part.register_step_pre_hook(hook_of(before)).remove)
         finalize(owner, part.register_step_post_hook(hook_of(after)).remove)
 

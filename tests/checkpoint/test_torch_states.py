@@ -189,3 +189,24 @@ def test_a_last_phase_without_length_ends_the_run_in_peace(arguments: dict[str, 
     assert train(scheduler, 5)[-1] == rows[1][-1]
     with pytest.raises(ZeroDivisionError):
         train(TORCH(scheduler.optimizer, 0.1, **arguments), arguments["total_steps"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("_schedule_phases", value) for value in (None, [], [{}], [None], "x")),
+        *(("_last_lr", value) for value in (["x"], [math.nan], None)),
+        *((key, value) for key in ("last_epoch", "total_steps", "_step_count") for value in (None, "x", 1.5)),
+        ("base_lrs", "q"),
+        ("_anneal_func_type", "bogus"),
+    ],
+)
+def test_a_damaged_value_of_torchs_part_is_refused_and_nothing_is_changed(key: str, value: object) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    scheduler = hdet.OneCycleLR(optimizer, 0.1, 50)
+    state, rates = scheduler.state_dict(), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(hdet.ArgumentError):
+        scheduler.load_state_dict({**state, key: value})
+    assert repr(scheduler.state_dict()) == repr(state)
+    assert optimizer.state_dict() == rates
+    scheduler.load_state_dict(state)

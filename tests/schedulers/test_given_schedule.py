@@ -401,3 +401,10 @@ def test_a_function_that_fails_in_the_run_says_at_which_step() -> None:
     bad[51] = "half"
     with pytest.raises(hdet.ArgumentError, match="at step 51 it returned 'half'"):
         train(model, optimizer, scheduler, range(RUN))
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0, math.inf])
+def test_the_rates_of_every_group_are_looked_at(bad: float) -> None:
+    optimizer = several_groups(2)
+    with pytest.raises(hdet.ArgumentError, match="finite and not below 0"):
+        hdet.auto(optimizer, total_steps=100, schedule=lambda o: torchs.LambdaLR(o, [lambda t: 1.0, lambda t: bad]))

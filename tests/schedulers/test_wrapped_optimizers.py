@@ -10,6 +10,7 @@ import pytest
 from torch.optim import Adam, Optimizer
 
 import hdet
+from hdet.rule.enums import Phase
 from tests.problems import batch_of, final_loss, loss_of, network, train
 from tests.setup_runs import FACES, plain_loss, searching, trained
 
@@ -169,3 +170,26 @@ def test_a_step_that_fails_is_followed_by_steps_that_are_heard() -> None:
             optimizer.step()
         optimizer.fails = False
     assert final_loss(model) < 1.2 * plain_loss(Adam, GUESS, STEPS)
+
+
+class PassesOn(Optimizer):
+    """It has the groups and the state of another one, which it steps, and whose hooks are its own."""
+
+    def __init__(self, base: Optimizer) -> None:
+        self.__dict__.update(base.__dict__)
+        self.base = base
+        self.step = base.step  # type: ignore[method-assign]
+
+
+def test_the_steps_of_an_optimizer_that_passes_its_hooks_on_are_heard() -> None:
+    model = network()
+    optimizer = PassesOn(Adam(model.parameters(), lr=1e-3))
+    scheduler = hdet.auto(optimizer, total_steps=50)
+    for k in range(20):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(k))
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+    assert scheduler.search.steps.made == 20
+    assert scheduler.search.learned.phase is not Phase.FIRST

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -208,3 +211,11 @@ def test_ranks_with_different_bounds_are_told(resumed: bool) -> None:
     for words in run_ranks(_different, 2, resumed):
         assert "replicas disagree on highest, which must be equal on all of them" in words
         assert "rank 1: highest = 0.02" in words
+
+
+@pytest.mark.parametrize("bound", [np.float32(0.5), [None, np.float64(0.5)], Fraction(1, 2), 1])
+def test_a_bound_of_another_kind_of_number_is_in_the_journal(bound: Any, tmp_path: Path) -> None:
+    optimizer = optimizer_of(network(), 1e-3, 1e-3)
+    hdet.auto(optimizer, total_steps=STEPS, highest=bound, journal=str(tmp_path / "run.jsonl")).step(1.0)
+    found = hdet.read_journal(str(tmp_path / "run.jsonl")).header["arguments"]["highest"]
+    assert found == ([None, 0.5] if isinstance(bound, list) else float(bound))

@@ -247,11 +247,6 @@ class Masters(Partitioned):
         must_be("the norm of the gradients", norm is not None, cure, global_grad_norm=norm)
         return torch.as_tensor(norm)
 
-    @property
-    def leading(self) -> Optimizer:
-        """The optimizer inside makes every step: ZeRO has it step one group after the other."""
-        return self._inner
-
     def _part_begins(self, inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note which parameters step; one that has stepped already begins a new step. Clear the padding."""
         for p, numbers in self._padding:

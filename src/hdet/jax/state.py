@@ -283,6 +283,9 @@ def finish(state: Any, steps: int) -> Any:
     """
     own = state_in(state)
     memory, t = own.memory, own.steps.made
+    if isinstance(t, jax.core.Tracer):
+        text = "finish() must be called outside jit, but the state is being traced; call it between two steps"
+        raise ArgumentError(text)
     plan, searched, now, total = memory.plan, memory.learned, int(t), int(memory.plan.total)
     if plan.is_given:
         raise ArgumentError(

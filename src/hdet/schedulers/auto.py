@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hdet.checks import is_real, must_be, must_count, shown, users_level
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
+from hdet.journal.file import mapped
 from hdet.journal.writer import JournalWriter
 from hdet.optimizer import check_model, parts_of, rate_names, refuse_without_hooks, trained_parameters
 from hdet.ranks.agreement import RankGroup
@@ -128,7 +129,7 @@ def auto(
             row["initial_lr"] = guess  # as torch's schedulers do
     else:
         own = GivenSchedule(optimizer, schedule, total_steps, schedule_every)
-    given = {**own.arguments(), "highest": highest}
+    given = {**own.arguments(), "highest": mapped(highest, lambda one: None if one is None else float(one))}
     rule = Rule(own.total_steps)
     if not rule.long_enough:
         warnings.warn(

@@ -234,7 +234,8 @@ def _peak_of(stand_ins: Sequence[Optimizer], schedule: Schedule, steps: int) -> 
     lead = next((g for g, guess in enumerate(guesses) if guess > 0), 0)
     patience = _PATIENCE // (len(groups) + _OVERHEAD)
     t = step = 0
-    rates, highest = [float(group["lr"]) for group in groups], _checked_rate(groups[lead], 0, steps)
+    rates = [_checked_rate(group, 0, steps) for group in groups]
+    highest = rates[lead]
     while t + 1 < min(steps, _LONGEST) and t - step < patience:
         t += 1
         try:
@@ -248,7 +249,7 @@ def _peak_of(stand_ins: Sequence[Optimizer], schedule: Schedule, steps: int) -> 
             ) from error
         rate = _checked_rate(groups[lead], t, steps)
         if rate > highest * (1 + _EQUAL):
-            step, highest, rates = t, rate, [float(group["lr"]) for group in groups]
+            step, highest, rates = t, rate, [_checked_rate(group, t, steps) for group in groups]
     rule, cure = "above 0 at some step", "give one that has a peak, or leave it out for a trapezoid"
     must_be(rule, highest > 0, cure, schedule=highest)
     return Peak(step, [*rates])

@@ -39,7 +39,16 @@ from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
-from hdet.schedulers.torch_onecycle import ANNEALINGS, LENGTHS, NEEDED, annealing_in, phase_at, rehearsed, take_in
+from hdet.schedulers.torch_onecycle import (
+    ANNEALINGS,
+    LENGTHS,
+    NEEDED,
+    annealing_in,
+    check_state,
+    phase_at,
+    rehearsed,
+    take_in,
+)
 from hdet.state import STATE_WORDS, reading, refuse_foreign, refuse_other_groups
 
 _NOT_SAVED = {"_run", "_counted", "_counts"}
@@ -119,7 +128,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         model: nn.Module | None = None,
         journal: Journals = None,
     ) -> None:
-        schedule = {name: given for name, given in locals().items() if name in _TORCHS}
+        schedule = {name: given for name, given in dict(locals()).items() if name in _TORCHS}
         self._counted = 0
         """torch's count of steps, without those that a framework adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
@@ -282,6 +291,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
         with reading(STATE_WORDS):
             refuse_other_groups(len(state_dict["_last_lr"]), len(self.optimizer.param_groups))
+            check_state({**vars(self), **annealing_in(state_dict), **state_dict}, self.optimizer.param_groups)
             if "hdet" in state_dict:
                 self._run.check(state_dict["hdet"])
                 _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import is_real, must_be
+from hdet.checks import is_int, is_real, must_be
 from hdet.errors import ArgumentError
 from hdet.schedulers.schedules import emptied
 
@@ -74,6 +74,21 @@ def annealing_in(state: Mapping[str, Any]) -> dict[str, str]:
     """The kind of annealing in a state of torch before 2.0, which has a function in place of its name."""
     kind = getattr(state.get("anneal_func"), "__name__", "").rpartition("_")[2]
     return {"_anneal_func_type": kind} if kind in ANNEALINGS else {}
+
+
+def check_state(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise unless a state gives rates to these groups: torch would load it, and fail at a later step.
+
+    Raises:
+        KeyError, TypeError, ValueError: it does not.
+    """
+    phases = state["_schedule_phases"]
+    steps = [state[name] for name in ("last_epoch", "_step_count", "total_steps")]
+    numbers = [*state["_last_lr"], *state["base_lrs"], *(phase["end_step"] for phase in phases)]
+    if not phases or not all(map(is_int, steps)) or not all(math.isfinite(float(number)) for number in numbers):
+        raise ValueError("its steps, rates or phases are no numbers")
+    levels = {phase[end] for phase in phases for end in ("start_lr", "end_lr")}
+    _ = ANNEALINGS[state["_anneal_func_type"]], [group[level] for group in groups for level in levels]
 
 
 def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, momenta: bool) -> None:
