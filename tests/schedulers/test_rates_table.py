@@ -111,7 +111,7 @@ def given(group: Group) -> dict[str, float]:
 
 def searched(scheduler: Any) -> dict[str, Any]:
     """What a search has found so far."""
-    found: dict[str, Any] = dict(scheduler.state_dict()["hdet"]["found"])
+    found: dict[str, Any] = dict(scheduler.state_dict()["hdet"]["learned"])
     return found
 
 

@@ -89,7 +89,7 @@ def test_a_search_that_has_not_begun_comes_back() -> None:
     _, _, scheduler = built()
     _, _, other = built(guess=1e-2)
     other.load_state_dict(scheduler.state_dict())
-    assert (search_of(other).found.phase, search_of(other).memory.rounds) == (Phase.FIRST, 0)
+    assert (search_of(other).learned.phase, search_of(other).memory.rounds) == (Phase.FIRST, 0)
     assert other.get_last_lr() == scheduler.get_last_lr()
 
 

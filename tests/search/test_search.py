@@ -343,7 +343,7 @@ def test_steps_that_move_nothing_keep_to_the_guess_and_say_so() -> None:
         SearchWarning, match=r"search stopped at step 90: no step has moved the weights; .*Call optimizer.step\(\)"
     ):
         stand()
-    assert search_of(scheduler).found.phase is Phase.STOPPED
+    assert search_of(scheduler).learned.phase is Phase.STOPPED
     assert scheduler.search.learned.peak_factor == 1.0
 
 

@@ -64,7 +64,7 @@ def test_the_rate_rises_over_the_first_part() -> None:
     model, optimizer, scheduler = built(1e-3, None)
     rates = [row[0] for row in train(model, optimizer, scheduler, range(DEFAULT.min_steps + 50))]
     peak = DEFAULT.min_steps
-    state = scheduler.state_dict()["hdet"]["found"]
+    state = scheduler.state_dict()["hdet"]["learned"]
     assert dict(state)["peak"] == peak
     assert rates[peak + 1] >= rates[peak] > rates[peak - 20]
 
@@ -301,7 +301,7 @@ def test_a_search_climbs_in_place_of_the_rise_and_settles_when_it_falls() -> Non
     assert scheduler.found.status in ("settled", "unsure")
     assert rates[58:60] == pytest.approx([scheduler.found.rate] * 2)
     assert rates[60:] == pytest.approx(falling(scheduler.found.rate, 40))
-    assert dict(scheduler.state_dict()["hdet"]["found"])["peak"] == 29
+    assert dict(scheduler.state_dict()["hdet"]["learned"])["peak"] == 29
 
 
 @pytest.mark.parametrize("finishes", [None, 500])
@@ -403,7 +403,7 @@ def test_a_run_goes_on_with_another_length(first: int | None, then: int | None, 
         run = Searching.loaded(path, steps=then)
     assert run.scheduler.total_steps == (then or math.inf)
     peak = DEFAULT.min_steps if None in (first, then) else 0.3 * then - 1  # what is held already does not rise again
-    found = dict(run.scheduler.state_dict()["hdet"]["found"])
+    found = dict(run.scheduler.state_dict()["hdet"]["learned"])
     assert found["peak"] == peak
     rate = run.optimizer.param_groups[0]["lr"]
     assert rate == run.scheduler.get_last_lr()[0]

@@ -144,20 +144,27 @@ class AllSchedules:
 
 
 def _fits(schedule: Schedule, state: Any) -> bool:
-    """Whether a schedule can go on from a state, also each of those that it is made of."""
+    """Whether a schedule can go on from a state, as far as its keys show it."""
     if isinstance(schedule, AllSchedules):
         parts = {str(i): one for i, one in enumerate(schedule.schedules)}
         return isinstance(state, Mapping) and all(key in state and _fits(one, state[key]) for key, one in parts.items())
-    if not isinstance(schedule, (LRScheduler, StepFunction)):
-        return state is not None
-    inner = getattr(schedule, "_schedulers", [])
-    saved = state.get("_schedulers", []) if isinstance(state, Mapping) else None
-    return (
-        saved is not None
-        and len(saved) == len(inner)
-        and all(key in state for key in schedule.state_dict() if not key.startswith("_"))
-        and all(map(_fits, inner, saved))
-    )
+    if isinstance(schedule, (LRScheduler, StepFunction)):
+        return _has_keys_of(schedule.state_dict(), state)
+    return state is not None
+
+
+def _has_keys_of(own: Mapping[str, Any], state: Any) -> bool:
+    """Whether a state has the public keys of ``own``, and as many parts as a SequentialLR, say, each with its keys."""
+    if not isinstance(state, Mapping):
+        return False
+    for key, value in own.items():
+        if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+            theirs = state.get(key)
+            if not isinstance(theirs, list) or len(theirs) != len(value) or not all(map(_has_keys_of, value, theirs)):
+                return False
+        elif key not in state and not key.startswith("_"):
+            return False
+    return True
 
 
 class PlainRates:
