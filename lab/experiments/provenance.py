@@ -16,7 +16,7 @@ import hdet
 
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
 
-RULE = tuple(f"rule/{name}.py" for name in ("constants", "decision", "estimate", "judge", "rounds", "state"))
+RULE = tuple(f"rule/{name}.py" for name in ("constants", "decision", "estimate", "judge", "progress", "state"))
 """What auto_runs.py takes of the library."""
 
 
