@@ -63,9 +63,8 @@ def main() -> None:
     made = zoo(json.loads(file.read_text())) if file.exists() else "Nothing has been measured yet."
     fill(args.page, BEGIN, f"\n{made}\n")
     if args.page == HERE / "results.md":
-        real = [table for split in real_table.SHOWN for table in real_table.read(args.results / "real", split)]
         fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real', compact=True)}\n")
-        fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real))
+        fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real_table.of_splits(args.results / "real")))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,20 +19,22 @@ import numpy as np
 from checkout import ROOT
 from real.score import (
     LONGEST,
+    Pair,
     Summary,
     Table,
     area,
     geometric_mean,
+    pair,
     profile,
     ratios,
     slowdowns,
     summary,
     table_of,
 )
-from real.targets import APART, CONTROLS, OURS, Duel, check_table, checks, is_peer
+from real.targets import APART, CONTROLS, OURS, TUNED_PEERS, Duel, check_table, checks, is_peer
 
 SHOWN = ("test", "seen", "dev")
-"""Splits of the page and of the README's table. kin, for tuning only, is a matter of the command line."""
+"""Splits of the page, and those on which the README compares methods. kin was for tuning only."""
 SPLITS = (*SHOWN, "kin")
 TUNED_ON = "dev"
 COLUMNS = ("auto", "auto-alone", "customary", "finder", "schedulefree", "prodigy", "prodigyplus")
@@ -40,29 +42,22 @@ COLUMNS = ("auto", "auto-alone", "customary", "finder", "schedulefree", "prodigy
 RESULTS = Path(__file__).parent / "results" / "real"
 IMAGES = ROOT / "docs" / "images"
 
-FRONT = {
-    "auto": "**`hdet.auto`**, from 1/1000, 1 and 100 times the best rate",
-    "auto-alone": "the same by `scheduler.step()`, without a loss",
-    "onecycle": "torch's OneCycleLR at each of three guesses: 1/1000, 1 and 100 times the best rate",
-    "customary": "torch's OneCycleLR at the optimizer's customary rate",
-    "finder": "a range test, then OneCycle at its suggestion",
-    "adamw-calibrated": "AdamW, one setting for all, tuned on six of them",
-    "nadamw-calibrated": "NadamW, one setting for all, tuned on six of them",
-    "schedulefree-tuned": "Schedule-Free AdamW or SGD, at the best of five rates",
-    "schedulefree": "Schedule-Free AdamW or SGD, its default rate",
-    "schedulefree-own": "Schedule-Free around the same optimizer, customary rate",
-    "schedulefreeplus": "ScheduleFree+ (Adam)",
-    "radamfree": "Schedule-Free RAdam, its default rate",
-    "prodigy": "Prodigy (Adam)",
-    "prodigyplus": "Prodigy with Schedule-Free (Adam)",
-    "mechanic": "Mechanic around the same optimizer",
-    "dadaptation": "D-Adaptation (Adam, SGD or Lion)",
-    "dog": "DoG (SGD)",
-    "momo": "MoMo (Adam or SGD)",
-    "cocob": "COCOB",
-    "published": "HDET, corrected, from 1/1000, 1 and 100 times the best rate",
+OWN_ROWS = {
+    ("test",): "**`hdet.auto`** on *test*: workloads that the rule was never changed for",
+    ("dev", "seen"): "**`hdet.auto`** on *dev* and *seen*, which shaped the rule",
+    ("kin",): "**`hdet.auto`** on *kin*: variants of dev, on which it was tuned",
 }
-"""Rows of the README's table, and what they are called there."""
+"""Rows of the README's table for ours, by the splits that each is about."""
+FRONT = {
+    "schedulefree-tuned": "Schedule-Free, at the best of five rates",
+    "prodigyplus": "Prodigy with Schedule-Free",
+    "nadamw-calibrated": "NadamW, one setting for all, tuned on *dev*",
+    "schedulefree": "Schedule-Free, its default rate",
+    "finder": "a range test, then OneCycle at its suggestion",
+    "customary": "OneCycle, at the optimizer's customary rate",
+    "onecycle": "OneCycle, at hdet's guesses: 1/1000, 1, 100 times the best",
+}
+"""Its rows for other methods, and what they are called there. docs/real-data.md has all methods."""
 
 
 class Line(NamedTuple):
@@ -95,15 +90,20 @@ def duels(tables: Sequence[Table]) -> dict[str, Duel]:
 
 
 def duel_table(tables: Sequence[Table]) -> str:
-    """Each peer that was not tuned beside ours, over the workloads that both have run; the lowest mean first."""
+    """Each method that is not ours beside ours, over the workloads that both have run; the lowest mean first."""
     labels = {name: label for table in tables for name, label in table.labels.items()}
-    lines = ["| | workloads | mean | auto there | auto ahead on |", "| --- |" + " ---: |" * 4]
-    for name, duel in sorted(duels(tables).items(), key=lambda item: item[1].peer.ratio):
-        both = [table for table in tables if {name, OURS} <= table.methods.keys()]
-        ours, others = ([geometric_mean([*ratios(table, one).values()]) for table in both] for one in (OURS, name))
-        ahead = sum(own < other for own, other in zip(ours, others, strict=True))
-        lines.append(f"| {labels[name]} | {len(both)} | {duel.peer.ratio:.2f} | {duel.ours.ratio:.2f} | {ahead} |")
+    names = dict.fromkeys(name for table in tables for name in table.methods if is_peer(name) or name in TUNED_PEERS)
+    found = {name: pair(tables, OURS, name) for name in names}
+    lines = ["| | workloads | mean | auto there | auto ÷ it (95 %) | auto ahead on |", "| --- |" + " ---: |" * 5]
+    for name, one in sorted(found.items(), key=lambda item: item[1].theirs):
+        cells = [f"{one.workloads}", f"{one.theirs:.2f}", f"{one.ours:.2f}", _with_interval(one), f"{one.ahead}"]
+        lines.append(f"| {labels[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _with_interval(found: Pair) -> str:
+    low, high = found.interval
+    return f"{found.ratio:.2f} ({low:.2f} to {high:.2f})"
 
 
 def summary_table(tables: Sequence[Table], *, compact: bool = False) -> str:
@@ -160,16 +160,29 @@ def found_table(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
-def front(tables: Sequence[Table]) -> str:
-    """The README's table: what a method ends with, over all workloads that have it and all its starts."""
-    lines = []
-    for name, label in FRONT.items():
-        found = [list(ratios(table, name).values()) for table in tables if name in table.methods]
+def front(every: Mapping[str, Sequence[Table]]) -> str:
+    """The README's table: what hdet ends with on each kind of workload, and others beside it, failures included.
+
+    ``every``: the workloads of each split.
+    """
+    lines = ["| method | mean | worst | workloads | hdet ÷ it (95 %) | hdet ahead on |", "| --- |" + " ---: |" * 5]
+    for splits, label in OWN_ROWS.items():
+        found = [list(ratios(table, OURS).values()) for split in splits for table in every[split]]
         cells = [ratio for row in found for ratio in row]
         if cells:
-            lines.append(f"| {label} | {geometric_mean(cells):.2f} | {max(cells):.2f} | {len(found)} |")
-    head = "| final loss ÷ loss at the best rate of a sweep | mean | worst | workloads |\n| --- | ---: | ---: | ---: |"
-    return "\n".join([head, *lines])
+            lines.append(f"| {label} | {geometric_mean(cells):.2f} | {max(cells):.2f} | {len(found)} | | |")
+    shown = [table for split in SHOWN for table in every[split]]
+    for name, label in FRONT.items():
+        if any({name, OURS} <= table.methods.keys() for table in shown):
+            one = pair(shown, OURS, name)
+            cells = [f"{one.theirs:.2f}", f"{one.worst:.2f}", f"{one.workloads}", _with_interval(one), f"{one.ahead}"]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def of_splits(folder: Path = RESULTS) -> dict[str, list[Table]]:
+    """The workloads of every split, without those that are in no mean."""
+    return {split: [table for table in read(folder, split) if table.name not in APART] for split in SPLITS}
 
 
 def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN, *, compact: bool = False) -> str:
@@ -256,11 +269,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the profiles are drawn")
-    parser.add_argument("--split", help=f"only this one, default {', '.join(SHOWN)}")
+    parser.add_argument("--split", choices=SPLITS, help=f"only this one, default {', '.join(SHOWN)}")
     given = parser.parse_args()
     splits = [given.split] if given.split else SHOWN
     print(page(given.results, given.images, splits) or f"nothing of {', '.join(splits)} in {given.results}")
-    print("\n" + front([table for split in splits for table in read(given.results, split)]))
+    print("\n" + front(of_splits(given.results)))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from real.labels import LABELS
 
 SLACK, LONGEST = 1.05, 4.0
 NEAR_RATE, NEAR_LOSS = 2.0, 1.01
 """Factors to the best rate, and to the loss that it reaches, within which a run is near the best."""
+DRAWS = 10_000
+"""Of workloads, for an interval."""
 TUNED = "tuned"
 """The method that others are measured by."""
 
@@ -183,6 +187,41 @@ def summary(tables: Sequence[Table], method: str, slow: Sequence[float]) -> Summ
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """Our final losses beside another method's, on the workloads that both have run."""
+
+    workloads: int
+    ours: float
+    """Geometric mean over workloads and starts, over the tuned OneCycle's."""
+    theirs: float
+    worst: float
+    """Theirs."""
+    ratio: float
+    """Ours over theirs."""
+    interval: tuple[float, float]
+    """Of the ratio: 95 % of the draws of as many workloads, with replacement."""
+    ahead: int
+    """On how many workloads ours is lower."""
+
+
+def pair(tables: Sequence[Table], ours: str, theirs: str) -> Pair:
+    """Two methods on the workloads that both have run. Each workload counts once, with the mean over its starts."""
+    both = [table for table in tables if {ours, theirs} <= table.methods.keys()]
+    own, other = ([geometric_mean([*ratios(table, name).values()]) for table in both] for name in (ours, theirs))
+    logs = np.log(own) - np.log(other)
+    drawn = np.random.default_rng(0).choice(logs, (DRAWS, len(logs))).mean(axis=1)
+    low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
+    return Pair(
+        len(both),
+        geometric_mean(own),
+        geometric_mean(other),
+        max(max(ratios(table, theirs).values()) for table in both),
+        float(np.exp(logs.mean())),
+        (float(low), float(high)),
+        int((logs < 0).sum()),
+    )
 
 
 def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 100.0)) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import real_table
-from real.score import TUNED, Summary, Table, area, near, profile, ratios, slowdowns, summary, table_of
+from real.score import TUNED, Summary, Table, area, near, pair, profile, ratios, slowdowns, summary, table_of
 from real.targets import Duel, check_table, checks
 
 STEPS = [10, 20, 30, 40]
@@ -137,6 +137,28 @@ def test_a_peer_that_left_out_a_workload_is_compared_on_the_others() -> None:
     assert found.peer.ratio < found.ours.ratio
 
 
+def test_two_methods_are_compared_on_the_workloads_that_both_have() -> None:
+    """Ours ends at 1 and 4 times the tuned loss, theirs at 2 each; a third workload has only ours."""
+
+    def ended(*losses: float) -> dict[float | None, list[list[float]]]:
+        return {float(n): [[4.0, 3.0, 2.0, loss]] * 2 for n, loss in enumerate(losses)}
+
+    tables = [table("a", auto=ended(0.5, 2.0), momo=ended(2.0)), table("b", auto=ended(4.0, 4.0), momo=ended(2.0))]
+    found = pair([*tables, table("c", auto=ended(4.5))], "auto", "momo")
+    assert (found.workloads, found.ahead, found.worst) == (2, 1, 2.0)
+    assert (found.ours, found.theirs, found.ratio) == pytest.approx((2.0, 2.0, 1.0))
+    assert found.interval == pytest.approx((0.5, 2.0))  # a quarter of all draws are one workload twice
+
+
+def test_the_readmes_table_has_ours_by_split_and_others_beside_it() -> None:
+    made = table_of(content())
+    momo = {1.0: [[4.0, 2.0, 0.5, 0.25]] * 2}
+    dev = made._replace(methods={**made.methods, "finder": momo}, labels={**made.labels, "finder": "finder"})
+    lines = real_table.front({"dev": [dev], "seen": [], "test": [], "kin": []}).splitlines()
+    assert len(lines) == 2 + 1 + 2  # ours on dev; the range test, and OneCycle at our guesses
+    assert lines[3].startswith("| a range test, then OneCycle at its suggestion | 0.25 | 0.25 | 1 |")
+
+
 def test_sorting_is_in_no_mean(tmp_path: Path) -> None:
     for name, loss in (("sorting", 4.0), ("other", 2.0)):
         made = content("kin")
@@ -177,7 +199,7 @@ def test_tables_and_picture(
     assert "| auto, from x100 | 2 to 5 |" in out
     assert "| dev | mean | 0.949 | at most 0.99 | PASS |" in out
     assert "| auto | 0.949 | 1.00 | 0.889 | 100% | 100% |" in out
-    assert "| **`hdet.auto`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 3 |" in out
+    assert "| **`hdet.auto`** on *dev* and *seen*, which shaped the rule | 0.95 | 1.00 | 2 | | |" in out
     assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(
         "sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path), "--split", "kin"]
