@@ -218,6 +218,22 @@ def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], 
         finalize(owner, part.register_step_post_hook(hook_of(after)).remove)
 
 
+def hook_before_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., None]) -> None:
+    """Call a method of an owner before every step of an optimizer, or of each of several, with the one that steps.
+
+    Its result is not used. As :func:`hook_steps`, which see for what it holds, otherwise.
+    """
+    held = ref(owner)
+
+    def hook(stepped: Optimizer, *_: Any) -> None:
+        found = held()
+        if found is not None:
+            before(found, stepped)
+
+    for part in parts_of(optimizer):
+        finalize(owner, part.register_step_pre_hook(torch.compiler.disable(hook)).remove)
+
+
 def hook_saving(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any]) -> None:
     """Call a method of an owner before the ``state_dict`` of an optimizer is made; as :func:`hook_steps`."""
     held = ref(owner)

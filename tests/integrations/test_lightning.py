@@ -25,7 +25,7 @@ from tests.setup_runs import HELD
 pytest.importorskip("lightning")
 
 import lightning
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
@@ -143,6 +143,35 @@ def test_a_checkpoint_that_is_resumed_without_the_callback_asks_for_it(tmp_path:
         warnings.simplefilter("always")
         trainer_of(AutoLR(), max_epochs=2).fit(Module(), loader_of(0, 20), ckpt_path=tmp_path / "step=20.ckpt")
     assert not [one for one in others if "AutoLR" in str(one.message)]
+
+
+class Thaws(BaseFinetuning):
+    """The first layer joins the optimizer half-way, at a tenth of the rate that the others have then."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 2:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, train_bn=True)
+
+
+class Head(Module):
+    """Only what trains is in the optimizer, as Lightning's fine-tuning asks for."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam([p for p in self.net.parameters() if p.requires_grad], lr=self.lr)
+
+
+def test_lightnings_fine_tuning_adds_a_layer_at_a_part_of_the_rate_that_was_found() -> None:
+    torch.manual_seed(0)
+    module, frozen = Head(), Head()
+    frozen.net[0].requires_grad_(False)
+    trainer_of(Thaws(), AutoLR(), max_epochs=4).fit(module, loader_of(0, 50, shuffle=True))
+    trainer_of(AutoLR(), max_epochs=4).fit(frozen, loader_of(0, 50, shuffle=True))
+    first, added = (group["lr"] for group in module.trainer.optimizers[0].param_groups)
+    assert added == pytest.approx(first / 10)
+    assert final_loss(module.net) < 1.1 * final_loss(frozen.net)
 
 
 class Groups(Module):

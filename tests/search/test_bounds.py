@@ -129,7 +129,7 @@ def test_a_list_leaves_a_group_that_is_added_free() -> None:
     optimizer = optimizer_of(model, 1e-4)
     scheduler = scheduler_of(optimizer, highest=[FREE])
     train(model, optimizer, scheduler, 10)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "lr": 1e-3})
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "lr": 3e-4})  # three times the others
     first, second = highest_of(train(model, optimizer, scheduler, STEPS - 10))
     assert first <= FREE < second
 

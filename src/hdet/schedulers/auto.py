@@ -65,7 +65,8 @@ def auto(
     The optimizer's own rate is a guess, which may be wrong by many orders of magnitude. Training begins far below it,
     and the rate is raised while the gradients of all steps so far, together, still point along the path taken, because
     longer steps would have helped. If the loss shows that training has diverged, it is rolled back to earlier weights.
-    Momenta are not cycled. A parameter group that is added during the run has its own guess: its rate.
+    Momenta are left alone. The ``lr`` of a parameter group that is added during the run is a guess like the others, or
+    a rate like those of now, whichever it is nearer to; its ratio to them stays.
 
     With several optimizers, the guesses keep their ratios. Step all optimizers, then the scheduler:
 

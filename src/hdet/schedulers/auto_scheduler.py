@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import is_int, must_be, must_count
 from hdet.errors import ArgumentError
-from hdet.optimizer import Rate, added_groups, group_counts, put_rate, rate_names
+from hdet.optimizer import Rate, added_groups, group_counts, hook_before_steps, put_rate, rate_names
 from hdet.ranks.agreement import RankGroup
 from hdet.rule.found import Found
 from hdet.schedulers.given_schedule import GivenSchedule
@@ -45,6 +45,7 @@ class AutoScheduler(LRScheduler):
         self._t = 0
         self._counts = group_counts(optimizer)
         """How many parameter groups of each optimizer are known."""
+        hook_before_steps(optimizer, self, AutoScheduler._before_step)
         search.begin(optimizer)
         self.base_lrs = [*self.guesses]
         self._write()
@@ -65,8 +66,7 @@ class AutoScheduler(LRScheduler):
         before, after = self._t, self._t + 1
         if after > self.total_steps and isinstance(self._schedule, TrapezoidSchedule):
             raise ArgumentError(f"step() was called {after} times, but the run has {self.total_steps} steps; give more")
-        if len(self.optimizer.param_groups) != len(self._last_lr):
-            self._take_in_new_groups()
+        self._take_in_new_groups()
         if self.search.step(self.optimizer, before, after, loss):
             self.search.end_round(self.optimizer, (before, after), self._course(before, after))
         self._schedule.step(after)
@@ -197,19 +197,31 @@ class AutoScheduler(LRScheduler):
         for group, rate in zip(groups, rates, strict=True):
             put_rate(group, rate)
         self._last_lr = rates
-        self.search.steps.written.note(groups, rates, self._t)
+        if self._t < self.total_steps:
+            self.search.steps.written.note(groups, rates, self._t)
+        else:
+            self.search.steps.written.forget()  # the run is over: whoever trains on writes rates of its own
+
+    def _before_step(self, *_: Any) -> None:
+        """A group that was added makes its first step at the rate that it will have."""
+        self._take_in_new_groups()
 
     def _take_in_new_groups(self) -> None:
-        """Groups that were added to the optimizer follow the schedule from now on; their rates are guesses, too."""
-        new = added_groups(self.optimizer, self._counts)
-        if not new:
+        """Groups that were added to the optimizer follow the schedule from now on."""
+        if len(self.optimizer.param_groups) == len(self._last_lr):
             return
+        new = added_groups(self.optimizer, self._counts)
         self._counts = group_counts(self.optimizer)
         groups, names = self.optimizer.param_groups, rate_names(self.optimizer)
-        self._schedule.grow({g: groups[g] for g in new})
+        self._schedule.grow({g: groups[g] for g in new}, self._last_lr)
         self.search.grow(new, names)
         self.search.journal_writer.add([names[g] for g in new], self._t)
-        self._last_lr = self.search.rates(self._plain(), self._t)
+        self._write()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For pickle and deepcopy: the copy of the optimizer has no hooks."""
+        vars(self).update(state)
+        hook_before_steps(self.optimizer, self, AutoScheduler._before_step)
 
     # -- the ranks ----------------------------------------------------------------------------------------------------
 

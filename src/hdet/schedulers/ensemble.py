@@ -22,7 +22,7 @@ from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer import added_groups, check_model, check_optimizer, group_counts, put_rate, unwrapped
+from hdet.optimizer import added_groups, check_model, check_optimizer, copy_rate, group_counts, put_rate, unwrapped
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group
 from hdet.ranks.shards import refuse_flat
@@ -199,7 +199,7 @@ class Ensemble(ReplicaScheduler):
         if not new:
             return
         self._counts = group_counts(self.optimizer)
-        self._plain.grow({g: self.optimizer.param_groups[g] for g in new})
+        self._plain.grow({g: copy_rate(self.optimizer.param_groups[g]["lr"]) for g in new})
         if self._explores_all_rates:
             spread = max(knob.spec.spread for knob in self._knobs)
             more = knob_factories.lr(self.optimizer, spread=spread, groups=new)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.checks import is_int, must_be, must_count, shown
 from hdet.errors import ArgumentError, HdetError
-from hdet.optimizer import Rate, parts_of, unwrapped, with_added
+from hdet.optimizer import Rate, as_type_of, parts_of, unwrapped, with_added
 from hdet.rule.constants import CLIMB
 from hdet.schedulers.schedules import (
     AllSchedules,
@@ -30,7 +30,7 @@ from hdet.schedulers.schedules import (
     number_of,
     number_of_its_own,
 )
-from hdet.schedulers.trapezoid import check_rates, refuse_length
+from hdet.schedulers.trapezoid import check_rates, guess_of, refuse_length
 
 _LONGEST = 2**17
 """A schedule is stepped so far at most: 131,072 steps, some seconds with 50 groups."""
@@ -94,8 +94,9 @@ class GivenSchedule:
             self._plain.step()
         self._t = t
 
-    def grow(self, added: Mapping[int, Mapping[str, Any]]) -> None:
-        self._plain.grow(added)
+    def grow(self, added: Mapping[int, Mapping[str, Any]], rates: Sequence[Rate]) -> None:
+        plain = self._plain.now
+        self._plain.grow({g: as_type_of(row["lr"], guess_of(row["lr"], plain, rates)) for g, row in added.items()})
         self._peak = self._peak._replace(rates=with_added(self._peak.rates, dict.fromkeys(added)))
 
     def arguments(self) -> dict[str, Any]:

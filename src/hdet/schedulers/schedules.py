@@ -185,6 +185,8 @@ class PlainRates:
         """The rates of this step."""
         self._coming: list[Rate] | None = None
         """Those of the next step, if the schedule has made it already."""
+        self._has_grown = False
+        """Whether a group was added, of which the schedule may know nothing."""
 
     def ahead(self, *metrics: float) -> list[Rate]:
         """The rates of the next step of the schedule, which is made once: most cannot be asked for a later step.
@@ -199,6 +201,14 @@ class PlainRates:
             try:
                 self.schedule.step(*metrics)
                 self._coming = self._held()
+            except (KeyError, IndexError, ValueError) as error:
+                if not self._has_grown or isinstance(error, HdetError):
+                    raise
+                raise ArgumentError(
+                    f"schedule is a {type(self.schedule).__name__}, which has no rate for a parameter group that was "
+                    "added after it was built; give a function of the step, for instance schedule=lambda t: 1 - t / "
+                    "1000, or the group from the beginning, with weights that do not require gradients yet"
+                ) from error
             finally:
                 self.put(held)
         return self._coming
@@ -207,9 +217,9 @@ class PlainRates:
         """Go to the rates of the next step."""
         self.now, self._coming = self.ahead(), None
 
-    def grow(self, added: Mapping[int, Mapping[str, Any]]) -> None:
-        """Groups were added to the optimizer, by their numbers: their rates are plain ones."""
-        rates = {g: copy_rate(group["lr"]) for g, group in added.items()}
+    def grow(self, rates: Mapping[int, Rate]) -> None:
+        """Groups were added to the optimizer; their plain rates, by their numbers."""
+        self._has_grown = True
         self.now = with_added(self.now, rates)
         if self._coming is not None:
             self._coming = with_added(self._coming, rates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple, NoReturn
 
 from hdet.checks import is_finite, is_int, is_real, shown
@@ -138,10 +139,16 @@ class TrapezoidSchedule:
         """Fall over ``steps`` steps from ``now`` on."""
         self.shape = self.shape.finished(now, steps)
 
-    def grow(self, added: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take in groups that were added to the optimizer; by their numbers among all groups."""
-        # a group that is a copy of another one brings the guess of that: its rate has the factor in it
-        guesses = {g: float(group.get("initial_lr", group["lr"])) for g, group in added.items()}
+    def grow(self, added: Mapping[int, Mapping[str, Any]], rates: Sequence[Rate]) -> None:
+        """Take in groups that were added to the optimizer.
+
+        Args:
+            added: the groups, by their numbers among all.
+            rates: of the groups that were there.
+        """
+        guesses = {g: guess_of(group["lr"], self.guesses, rates) for g, group in added.items()}
+        # a group that is a copy of another one brings the guess of that, too
+        guesses |= {g: float(group["initial_lr"]) for g, group in added.items() if "initial_lr" in group}
         self.guesses = with_added(self.guesses, guesses)
 
     def arguments(self) -> dict[str, Any]:
@@ -170,6 +177,29 @@ class TrapezoidSchedule:
         saved = Trapezoid.loaded(state)
         is_same = self._planned.total_steps in (state["planned"], saved.total_steps)
         return saved if is_same else self._planned.going_on(saved, t, found)
+
+
+def guess_of(given: Rate, guesses: Sequence[Rate], rates: Sequence[Rate]) -> float:
+    """The guess of a group that is added during the run: its rate, or that rate without the factor that was found.
+
+    Nothing tells which of the two was meant but what it is nearer to, in geometric means, the guesses or the rates of
+    now: fine-tuning loops often derive a group's rate from that of another group, which has the factor in it.
+
+    Args:
+        given: the rate of the group that is added.
+        guesses: of the other groups, without the factor.
+        rates: of the other groups, with it.
+
+    >>> guess_of(1e-6, [1e-6], [0.2]), f"{guess_of(0.02, [1e-6], [0.2]):.0e}"
+    (1e-06, '1e-07')
+    """
+    own, pairs = float(given), [(float(guess), float(rate)) for guess, rate in zip(guesses, rates, strict=True)]
+    logs = [(math.log(guess), math.log(rate)) for guess, rate in pairs if guess > 0 and rate > 0]
+    if own <= 0 or not logs:
+        return own
+    usual_guess, usual_rate = map(fmean, zip(*logs, strict=True))
+    is_guess = abs(math.log(own) - usual_guess) <= abs(math.log(own) - usual_rate)
+    return own if is_guess else own * math.exp(usual_guess - usual_rate)
 
 
 def refuse_length(saved: int | None, given: int | None, why: str, found: str) -> NoReturn:

@@ -83,6 +83,8 @@ class Measure:
         self.groups = list(groups)
         self._typical = 1.0
         """The typical norm of the weights over their norm, by the first step."""
+        self.has_other_parameters = False
+        """Whether some were frozen, thawed or added since the run's first path: it cannot be compared with this one."""
         self.begin_path()
 
     def begin_path(self) -> None:
@@ -120,6 +122,7 @@ class Measure:
     def set_origin(self, optimizer: Optimizer) -> None:
         """The path begins here, unless it has begun with these parameters."""
         if self.begins_here(optimizer):
+            self.has_other_parameters |= self._origin is not None
             self.begin_path()
             self._origin = _Origin.at(self.searched(optimizer))
 

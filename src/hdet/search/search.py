@@ -266,6 +266,8 @@ class Search(EqualByState):
         gathered = time.perf_counter()
         if seen.steps == 0 and seen.measured.moved > 0:  # a graph was captured before the hook was set
             self.steps.notice_graph()
+        if self.steps.measure.has_other_parameters:  # how far the first step moved the weights says nothing any more
+            memory.learned = self.learned._replace(pace=math.nan)
         sign = direction([optimizer.param_groups[g] for g in self._groups])
         evidence, progress = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
         decision = self._decide(optimizer, evidence, now)

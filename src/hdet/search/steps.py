@@ -235,12 +235,16 @@ class Written:
         self._rates, self._t = rates, t
         self._marks = [_mark(group["lr"]) for group in groups]
 
+    def forget(self) -> None:
+        """Rates are not held any more."""
+        self._marks = []
+
     def hold(self, groups: Sequence[dict[str, Any]], *, is_loaded: bool) -> None:
         """Before a step: write the rates again, if others are there, and say so.
 
         ``is_loaded``: whether a checkpoint was loaded since the last step. It may have brought the rates of its run.
         """
-        if len(self._marks) != len(groups):  # one was added
+        if not self._marks:
             return
         if all(map(_is_there, groups, self._marks)):
             self._is_told = False
