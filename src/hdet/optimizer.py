@@ -187,14 +187,14 @@ def refuse_without_hooks(optimizer: Optimizer) -> None:
             ) from None
 
 
-_RULERS: WeakKeyDictionary[Optimizer, WeakKeyDictionary[object, str]] = WeakKeyDictionary()
+_CLAIMS: WeakKeyDictionary[Optimizer, WeakKeyDictionary[object, str]] = WeakKeyDictionary()
 """Who sets the rates of an optimizer during its steps, and what people call it."""
 
 
 def refuse_beside(optimizer: Optimizer, others: str) -> None:
     """Raise if one of the ``others``, ``hdet.auto`` or ``hdet.Guard``, sets an optimizer's rates during its steps."""
     for part in parts_of(optimizer):
-        if others in _RULERS.get(part, {}).values():
+        if others in _CLAIMS.get(part, {}).values():
             raise ArgumentError(
                 f"one optimizer can have hdet.auto or a hdet.Guard, since each would take back the rates and weights "
                 f"of the other, but this {type(part).__name__} has {others} already; with hdet.auto leave the guard "
@@ -202,10 +202,10 @@ def refuse_beside(optimizer: Optimizer, others: str) -> None:
             )
 
 
-def rule(optimizer: Optimizer, owner: object, name: str) -> None:
+def claim_rates(optimizer: Optimizer, owner: object, name: str) -> None:
     """Note for :func:`refuse_beside` that an owner sets an optimizer's rates, for as long as it lives."""
     for part in parts_of(optimizer):
-        _RULERS.setdefault(part, WeakKeyDictionary())[owner] = name
+        _CLAIMS.setdefault(part, WeakKeyDictionary())[owner] = name
 
 
 def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], after: Callable[..., None]) -> None:

@@ -27,6 +27,7 @@ from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.optimizer import (
     check_model,
     check_optimizer,
+    claim_rates,
     end_step,
     hook_saving,
     hook_steps,
@@ -34,7 +35,6 @@ from hdet.optimizer import (
     parts_of,
     refuse_beside,
     refuse_without_hooks,
-    rule,
     unwrapped,
 )
 from hdet.ranks.group import ReplicaGroup, arriving
@@ -141,7 +141,7 @@ class Guard:
         """The readings of all ranks, inside :meth:`gathered`."""
         self._unheard = 0
         """Calls of :meth:`step` since the guard was built or loaded; -1: a step of the optimizer was heard of."""
-        rule(optimizer, self, "hdet.Guard")
+        claim_rates(optimizer, self, "hdet.Guard")
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_ends)
         hook_saving(optimizer, self, Guard._step_is_over)
 
