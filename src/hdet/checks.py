@@ -124,8 +124,11 @@ def must_count(low: int, cure: str, *, high: float = math.inf, **given: Any) -> 
 
 
 def users_level() -> int:
-    """The ``stacklevel`` of a warning that is to point at the user's line: the first one that is not hdet's."""
+    """The ``stacklevel`` of a warning that is to point at the user's line.
+
+    The first one that is neither hdet's nor torch's, which calls hooks.
+    """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "hdet":
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("hdet", "torch"):
         level, frame = level + 1, frame.f_back
     return level

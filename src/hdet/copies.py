@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hdet.checks import shown
 from hdet.ranks.shards import local
+
+
+def remade(example: Any, items: Iterable[Any]) -> Any:
+    """Other items in a list or tuple of the example's class. One with names takes them one by one.
+
+    >>> remade(("a", "b"), [1, 2])
+    (1, 2)
+    """
+    return type(example)(*items) if hasattr(example, "_fields") else type(example)(items)
 
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
-from weakref import finalize, ref
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +187,27 @@ def refuse_without_hooks(optimizer: Optimizer) -> None:
             ) from None
 
 
+_CLAIMS: WeakKeyDictionary[Optimizer, WeakKeyDictionary[object, str]] = WeakKeyDictionary()
+"""Who sets the rates of an optimizer during its steps, and what people call it."""
+
+
+def refuse_beside(optimizer: Optimizer, others: str) -> None:
+    """Raise if one of the ``others``, ``hdet.auto`` or ``hdet.Guard``, sets an optimizer's rates during its steps."""
+    for part in parts_of(optimizer):
+        if others in _CLAIMS.get(part, {}).values():
+            raise ArgumentError(
+                f"one optimizer can have hdet.auto or a hdet.Guard, since each would take back the rates and weights "
+                f"of the other, but this {type(part).__name__} has {others} already; with hdet.auto leave the guard "
+                "out: the search rolls back by itself. If the one before is done, delete it"
+            )
+
+
+def claim_rates(optimizer: Optimizer, owner: object, name: str) -> None:
+    """Note for :func:`refuse_beside` that an owner sets an optimizer's rates, for as long as it lives."""
+    for part in parts_of(optimizer):
+        _CLAIMS.setdefault(part, WeakKeyDictionary())[owner] = name
+
+
 def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], after: Callable[..., None]) -> None:
     """Call methods of an owner before and after every step of an optimizer, with what torch gives to hooks.
 
@@ -249,13 +270,14 @@ def hook_saving(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any])
 
 
 def once_gradients_are_there(
-    args: tuple[Any, ...], kwargs: dict[str, Any], tell: Callable[[], None]
+    args: tuple[Any, ...], kwargs: dict[str, Any], tell: Callable[[], None], failed: Callable[[], None] = lambda: None
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """For a hook before an optimizer's step: call ``tell`` now or, if the step has a closure, once it has been called.
 
     Args:
         args, kwargs: of the step.
         tell: what is to be called, once.
+        failed: what is called if the closure raises: no hook comes after such a step.
 
     Returns:
         what the hook must return: arguments with another closure, or None.
@@ -268,7 +290,11 @@ def once_gradients_are_there(
 
     def telling() -> Any:
         nonlocal was_called
-        loss = closure()
+        try:
+            loss = closure()
+        except BaseException:
+            failed()
+            raise
         if not was_called:
             tell()
         was_called = True

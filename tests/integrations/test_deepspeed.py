@@ -5,6 +5,7 @@ DeepSpeed is imported in the ranks only: it changes the environment.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import warnings
@@ -324,6 +325,14 @@ def test_what_is_no_engine_is_refused() -> None:
     refused_with("pipeline parallelism", pipeline_parallelism=True)
     refused_with("NVMe", optimizer=SimpleNamespace(swap_optimizer=True))
     refused_with("how SimpleNamespace keeps", optimizer=SimpleNamespace(optimizer=None))
+
+
+def test_a_guard_of_an_engine_is_not_copied() -> None:
+    model = network()
+    made = {"optimizer": torch.optim.Adam(model.parameters()), "module": model, "global_steps": 0, "lr_scheduler": None}
+    engine = SimpleNamespace(step=None, save_checkpoint=None, load_checkpoint=None, **made)
+    with pytest.raises(hdet.ArgumentError, match="cannot be copied, as the engine cannot"):
+        copy.deepcopy(Guard(engine))
 
 
 # -- replicas that train apart ---------------------------------------------------------------------------------------

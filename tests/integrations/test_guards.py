@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -300,6 +301,16 @@ def _cut(rank: int, size: int, joined: Any, folder: Path) -> float:
         again.go(cut, STEPS)
         assert weights(again.net) == weights(whole.net), cut
     return final_loss(whole.accelerator.unwrap_model(whole.net))
+
+
+def test_a_copied_script_goes_on_with_a_guard_of_its_own() -> None:
+    whole = Loop(accelerator_of())
+    whole.go(0, CUTS[0])
+    copied = copy.deepcopy(whole)
+    copied.go(CUTS[0], STEPS)
+    assert (copied.guard.held, whole.guard.held) == (1, 0), "each has its own optimizer, and has seen its own steps"
+    whole.go(CUTS[0], STEPS)
+    assert weights(copied.net) == weights(whole.net)
 
 
 def test_what_is_no_accelerator_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
+from hdet.optimizer import parts_of
 from tests.problems import batch_of, loss_of, recorded
 from tests.rollback.guarded import EVERY, STEPS, Guarded, adam, blow_up, flip, not_a_number, run
 
@@ -670,6 +672,94 @@ def test_harder_data_cost_a_fiftieth_of_the_steps_at_most() -> None:
     assert final < 1.1 * plain
 
 
+def slowed(guard: hdet.Guard) -> None:
+    """As after rollbacks."""
+    guard._state = guard._state._replace(slowed=guard._state.slowed._replace(low=0.25, ceiling=0.25))
+
+
+def test_a_closure_that_raises_leaves_a_chainable_schedule_the_whole_rate() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    guard, seen, breaks = hdet.Guard(optimizer, model), [], True
+    slowed(guard)
+
+    def closure() -> torch.Tensor:
+        seen.append(optimizer.param_groups[0]["lr"])
+        if breaks:
+            raise RuntimeError("out of memory")
+        return model(torch.ones(1, 2)).sum()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    breaks = False
+    optimizer.step(closure)  # type: ignore[arg-type]
+    schedule.step()
+    guard.step()
+    assert seen == pytest.approx([0.025, 0.025])
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    breaks = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.025
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_one_optimizer_has_a_search_or_a_guard(several: bool) -> None:
+    """Each would take back what the other has written."""
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizer = Adam(model.parameters())
+    searched = [optimizer, Adam(other.parameters())] if several else optimizer
+    guard = hdet.Guard(optimizer, model)
+    with pytest.raises(hdet.ArgumentError, match=r"this Adam has hdet\.Guard already; .*leave the guard out"):
+        hdet.auto(searched, total_steps=1000)
+    assert "initial_lr" not in optimizer.param_groups[0]
+    del guard
+    scheduler = hdet.auto(searched, total_steps=1000)
+    with pytest.raises(hdet.ArgumentError, match=r"this Adam has hdet\.auto already"):
+        hdet.Guard(optimizer, model)
+    copied = copy.deepcopy(scheduler)
+    with pytest.raises(hdet.ArgumentError, match=r"this Adam has hdet\.auto already"):
+        hdet.Guard(parts_of(copied.optimizer)[0], model)
+    del scheduler
+    hdet.Guard(optimizer, model)
+
+
+def test_a_layer_that_is_frozen_after_the_backward_pass_is_kept_from_a_bad_gradient() -> None:
+    """Optimizers step every parameter that has a gradient, frozen or not."""
+    ran = Guarded().go(0, 30)
+    ran.optimizer.zero_grad()
+    loss_of(ran.model, batch_of(30)).mul(math.nan).backward()
+    for p in ran.model.parameters():
+        p.requires_grad_(False)
+    before = [tensor.clone() for tensor in ran.numbers]
+    ran.optimizer.step()
+    assert all(map(torch.equal, ran.numbers, before))
+    assert all(p.grad is not None for p in ran.model.parameters())
+
+
+@pytest.mark.parametrize("power", [16, 66, 120])
+def test_scaled_gradients_of_a_fused_step_are_in_proportion_however_large_the_scale_is(power: int) -> None:
+    """A scaler grows its scale until gradients overflow, and squares of them overflow earlier."""
+    ran, plain = (
+        Guarded(make=lambda parameters: Adam(parameters, lr=3e-3, fused=True), guarded=guarded)
+        for guarded in (True, False)
+    )
+    for one in (ran, plain):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**power, growth_interval=10**6)
+        for t in range(70):
+            one.optimizer.zero_grad()
+            loss = loss_of(one.model, batch_of(t))
+            scaler.scale(loss).backward()
+            scaler.step(one.optimizer)
+            scaler.update()
+            if one.guard is not None:
+                one.guard.step(loss)
+    assert ran.watching.held == 0
+    assert ran.equals(plain)
+
+
 def test_an_optimizer_that_is_saved_after_a_step_that_raised_has_its_own_rates_and_gradients() -> None:
     """As by a handler that saves whatever there is when training breaks off."""
 
@@ -680,7 +770,7 @@ def test_an_optimizer_that_is_saved_after_a_step_that_raised_has_its_own_rates_a
     model = nn.Linear(2, 1)
     optimizer = Breaks(model.parameters(), lr=0.1)
     guard = hdet.Guard(optimizer, model)
-    guard._state = guard._state._replace(slowed=guard._state.slowed._replace(low=0.25, ceiling=0.25))
+    slowed(guard)
     for p in model.parameters():
         p.grad = torch.full_like(p, torch.nan)
     gradients = [p.grad for p in model.parameters()]

@@ -256,3 +256,21 @@ def test_parameters_that_are_gone_are_not_saved() -> None:
     snapshots.keep(0, optimizer, model)
     optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][1:]
     assert snapshots.saved(optimizer) == []
+
+
+def test_a_step_that_is_counted_on_the_host_is_restored_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam without ``capturable`` counts there, also for weights on a device. A state that was cleared is made anew."""
+    monkeypatch.setattr("hdet.rollback.snapshots.has_room", lambda needed: True)
+    for options, place in (({}, "cpu"), ({"capturable": True}, "meta")):
+        weight = nn.Parameter(torch.ones(3, device="meta"))
+        optimizer = torch.optim.Adam([weight], **options)  # type: ignore[arg-type]
+        state = {"step": torch.tensor(5.0, device=place), "exp_avg": torch.zeros(3, device="meta")}
+        optimizer.state[weight] = dict(state)
+        snapshots = Snapshots(host=())
+        snapshots.keep(0, optimizer, None)
+        optimizer.state.clear()
+        snapshots.roll_back_(0, optimizer, None)
+        assert {name: value.device.type for name, value in optimizer.state[weight].items()} == {
+            "step": place,
+            "exp_avg": "meta",
+        }

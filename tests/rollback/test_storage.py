@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,6 +29,19 @@ def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:
     assert second["a"].tolist() == [7, 7]
     assert second["more"][0].shape == (4,)
     assert second["more"][1][0] is first["more"][1][0]
+
+
+class Moments(NamedTuple):
+    first: Tensor
+    rest: tuple[Any, ...]
+
+
+def test_tuples_with_names_are_kept_as_they_are() -> None:
+    """As optimizers may keep their state."""
+    value = {"moments": Moments(torch.ones(2), (torch.zeros(1), 3))}
+    copied = Storage().copied(value, None, True, Slabs())["moments"]
+    assert type(copied) is Moments
+    assert (copied.first.tolist(), copied.rest[1]) == ([1, 1], 3)
 
 
 class OnDevice:

@@ -96,6 +96,16 @@ def foreign() -> Iterator[list[str]]:
     told += [str(one.message) for one in seen if "search had written" in str(one.message)]
 
 
+def test_the_warning_points_at_the_users_line_though_torch_calls_the_hook() -> None:
+    model, optimizer, _ = onecycle()
+    by_hand(optimizer, None)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.warns(hdet.SearchWarning, match=WORDS.format(0)) as told:
+        optimizer.step()
+    assert told[0].filename == __file__
+
+
 @pytest.mark.parametrize("write", [by_hand, in_place, by_a_checkpoint])
 @pytest.mark.parametrize("at", [0, 1, 40])
 @pytest.mark.parametrize("name", MAKE)

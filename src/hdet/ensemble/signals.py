@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.checks import is_one_of, must_be, shown, takes
-from hdet.copies import copies_of, copy_all_, put_back, wide, write_
+from hdet.copies import copies_of, copy_all_, put_back, remade, wide, write_
 from hdet.errors import ArgumentError, ProbeWarning
 from hdet.optimizer import check_model
 from hdet.ranks.group import ReplicaGroup, arriving
@@ -305,8 +305,7 @@ def _moved(batch: Any, device: torch.device) -> Any:
         moved.update({key: _moved(value, device) for key, value in batch.items()})
         return moved
     if isinstance(batch, (list, tuple)):
-        values = [_moved(value, device) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+        return remade(batch, [_moved(value, device) for value in batch])
     return batch
 
 

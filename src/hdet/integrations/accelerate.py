@@ -115,6 +115,14 @@ class Guard(AccumulatingGuard):
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: self.write(folder))
         accelerator.register_load_state_pre_hook(lambda models, folder: self.read(folder))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For deepcopy. Accelerate does not copy an accelerator; its checkpoints keep the first guard, and no copy."""
+        return {**super().__getstate__(), "accelerator": self._accelerator}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._accelerator = state["accelerator"]
+
     def step(self, loss: float | Tensor | None = None) -> None:
         """Call it after every ``optimizer.step()``, on all ranks. A step counts if gradients were synchronised."""
         self.observe(loss)

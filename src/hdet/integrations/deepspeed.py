@@ -100,6 +100,13 @@ class Guard(AccumulatingGuard):
             self._steps = self._engine.global_steps
             self.end_step()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Refused: a copy could not be one of the engine's process groups."""
+        raise ArgumentError(
+            "a guard of a DeepSpeed engine cannot be copied, as the engine cannot; make another engine and "
+            "Guard(engine), and load a checkpoint of this one"
+        )
+
 
 def optimizer_of(engine: Any, *, any_schedule: bool = False) -> Optimizer:
     """What trains the weights of an engine, as an optimizer of torch; with ZeRO, that of this rank's partitions.

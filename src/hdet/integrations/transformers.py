@@ -64,7 +64,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         self._loss = 0.0
 
     def _check(self, trainer: Trainer) -> None:
-        """Raise for a trainer that cannot be joined: it may have a guard beside AutoLR, but neither twice."""
+        """Raise for a trainer that cannot be joined: it may have a guard beside Replicas, but neither twice."""
         name, kind = type(self).__name__, Guard if isinstance(self, Guard) else _Scheduling
         handler = getattr(trainer, "callback_handler", None)
         others = [one for one in handler.callbacks if isinstance(one, kind)] if handler is not None else []

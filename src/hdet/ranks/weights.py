@@ -249,17 +249,18 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
-def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
+def norm_of(tensors: Iterable[Tensor], order: float, least: torch.dtype = torch.float32) -> Tensor | None:
     """The norm of all tensors together, in few launches: a scalar on the first one's device; None if all are empty.
 
-    At least in fp32, since a sum of squares overflows in half precision. NaN is not hidden. Does not synchronise.
+    At least in fp32, since a sum of squares overflows in half precision; ``least``: or in this wider type. NaN is not
+    hidden. Does not synchronise.
 
     >>> norm_of([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], math.inf)
     tensor(3.)
     """
     found: list[Tensor] = []
     for (_, dtype), own in _by_kind([tensor for tensor in tensors if tensor.numel()]).items():
-        wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
+        wide = None if dtype.is_complex else torch.promote_types(dtype, least)
         found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
     if len(found) < 2:
         return found[0] if found else None

@@ -79,10 +79,14 @@ class GuardRanks:
             return known
         held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         measured = [gradient for gradient in held if gradient.is_cpu or gradient.dim() > 1] or held
-        norm = norm_of([one if type(one) is Tensor and not one.is_sparse else _held(one) for one in measured], 2.0)
         scale = getattr(optimizer, "grad_scale", None)
+        # a scaler grows its scale while gradients are finite, and their squares would overflow in fp32 long before
+        is_wide = scale is not None and scale.device.type != "mps"  # which has no float64
+        least = torch.float64 if is_wide else torch.float32
+        own = [one if type(one) is Tensor and not one.is_sparse else _held(one) for one in measured]
+        norm = norm_of(own, 2.0, least)
         if norm is not None and scale is not None:
-            norm = norm / scale.to(norm.device)
+            norm = (norm / scale.to(norm.device)).float()
         trained = [] if self.is_alone else trained_parameters(optimizer)
         if not any(map(is_distributed, trained)):
             return norm

@@ -27,11 +27,13 @@ from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.optimizer import (
     check_model,
     check_optimizer,
+    claim_rates,
     end_step,
     hook_saving,
     hook_steps,
     once_gradients_are_there,
     parts_of,
+    refuse_beside,
     refuse_without_hooks,
     unwrapped,
 )
@@ -124,6 +126,7 @@ class Guard:
         must_be("a list of nn.Modules", fits, cure, also=also)
         self._also = tuple(averages or ())
         refuse_without_hooks(optimizer)
+        refuse_beside(optimizer, "hdet.auto")
         refuse_partitions(optimizer, "guard", "what is written into them does not reach the model")
         self._optimizer, self._model = optimizer, model
         self._ranks = GuardRanks(optimizer, model, {name: repr(value) for name, value in asdict(self._policy).items()})
@@ -138,6 +141,7 @@ class Guard:
         """The readings of all ranks, inside :meth:`gathered`."""
         self._unheard = 0
         """Calls of :meth:`step` since the guard was built or loaded; -1: a step of the optimizer was heard of."""
+        claim_rates(optimizer, self, "hdet.Guard")
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_ends)
         hook_saving(optimizer, self, Guard._step_is_over)
 
@@ -181,7 +185,7 @@ class Guard:
         if not self._state.kept and self._state.unproven is None:
             self._keep()
             self._state = self._state._replace(unproven=Snapshot(self._t, RECENT))
-        return once_gradients_are_there(args, kwargs, self._screen)
+        return once_gradients_are_there(args, kwargs, self._screen, self._step.ends)
 
     def _step_ends(self, *_: Any) -> None:
         if len(parts_of(self._optimizer)) == 1:  # else others are to be stepped yet: :meth:`step` does it
@@ -361,7 +365,7 @@ class Guard:
         return {"made": (self._optimizer, self._model), "arguments": arguments, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["made"], **state["arguments"])  # type: ignore[misc]
+        Guard.__init__(self, *state["made"], **state["arguments"])
         self.load_state_dict(state["state"])
 
 

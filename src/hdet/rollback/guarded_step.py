@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError
-from hdet.optimizer import Rate, copy_rate, is_capturing, shared_rates, stands_still, trained_parameters
+from hdet.optimizer import Rate, copy_rate, is_capturing, shared_rates, stands_still
 from hdet.ranks.shards import is_continued
 from hdet.rollback.guard_state import Step
 from hdet.rollback.losses import held_scalar
@@ -73,9 +73,12 @@ class GuardedStep:
             self._undo.append(partial(_restore_rate, group, own, copy_rate(group["lr"])))
 
     def withhold(self, t: int) -> None:
-        """Hide the gradients of step ``t``: every optimizer leaves parameters without gradients alone."""
+        """Hide the gradients of step ``t``: every optimizer leaves parameters without gradients alone.
+
+        Also those of parameters that were frozen after the backward pass: an optimizer does not ask for that.
+        """
         self._withheld = t
-        for p in trained_parameters(self._optimizer):
+        for p in (p for group in self._optimizer.param_groups for p in group["params"]):
             if p.grad is not None:
                 self._undo.append(partial(setattr, p, "grad", p.grad))
                 p.grad = None

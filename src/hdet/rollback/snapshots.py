@@ -247,9 +247,15 @@ def _is_number(name: str, value: object) -> bool:
     return name != "lr" and isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _counts_on_host(group: Mapping[str, Any]) -> bool:
+    """Whether torch's optimizers keep the ``step`` of a group's parameters on the host, wherever these are."""
+    return not (group.get("capturable") or group.get("fused"))
+
+
 @torch.no_grad()
 def _remember_(optimizer: Optimizer, states: Sequence[tuple[Tensor, dict[str, Any]]]) -> None:
     """Restore the optimizer's state of some parameters."""
+    counted = {id(p) for group in optimizer.param_groups if _counts_on_host(group) for p in group["params"]}
     pairs: list[tuple[Tensor, Tensor]] = []
     for p, state in states:
         if not state:
@@ -261,7 +267,7 @@ def _remember_(optimizer: Optimizer, states: Sequence[tuple[Tensor, dict[str, An
             if isinstance(value, Tensor) and isinstance(current, Tensor) and local(current).shape == value.shape:
                 pairs.append((local(current), value))
             else:
-                now[name] = _cloned(value, p.device, p)
+                now[name] = _cloned(value, HOST if name == "step" and id(p) in counted else p.device, p)
         for name in set(now) - set(state):
             del now[name]
     copy_all_(pairs)

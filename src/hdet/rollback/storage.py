@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.copies import copy_all_
+from hdet.copies import copy_all_, remade
 
 __all__ = ["HOST", "Slabs", "Storage", "exchanged", "has_room", "leaves"]
 
@@ -162,4 +162,4 @@ def exchanged(value: Any, others: Mapping[int, Tensor]) -> Any:
         return others.get(id(value), value)
     items = value.items() if isinstance(value, dict) else enumerate(value)
     made = {key: others[id(one)] if isinstance(one, Tensor) else exchanged(one, others) for key, one in items}
-    return made if isinstance(value, dict) else type(value)(made.values())
+    return made if isinstance(value, dict) else remade(value, made.values())

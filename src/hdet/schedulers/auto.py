@@ -15,7 +15,7 @@ from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import Journals, open_journal
 from hdet.journal.file import mapped
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer import check_model, parts_of, rate_names, refuse_without_hooks, trained_parameters
+from hdet.optimizer import check_model, parts_of, rate_names, refuse_beside, refuse_without_hooks, trained_parameters
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group
@@ -181,6 +181,7 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
                     f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's scheduler"
                 )
     refuse_without_hooks(optimizer)
+    refuse_beside(optimizer, "hdet.Guard")
 
 
 def _bounds_of(highest: Any, groups: int) -> Bounds:

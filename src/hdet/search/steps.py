@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.copies import copies_of
-from hdet.optimizer import Rate, end_step, hook_steps, is_capturing, once_gradients_are_there, put_rate, stands_still
+from hdet.optimizer import (
+    Rate,
+    claim_rates,
+    end_step,
+    hook_steps,
+    is_capturing,
+    once_gradients_are_there,
+    put_rate,
+    stands_still,
+)
 from hdet.ranks.shards import is_continued
 from hdet.rollback.snapshots import START, Snapshots
 from hdet.rule.constants import Constants
@@ -75,6 +84,7 @@ class Steps:
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known. Its hooks hold this object weakly."""
         self._optimizer = optimizer
+        claim_rates(optimizer, self, "hdet.auto")
         hook_steps(optimizer, self, Steps._step_begins, Steps._step_is_over)
         self.snapshots.watch(optimizer)
 
