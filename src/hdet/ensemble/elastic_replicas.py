@@ -28,7 +28,8 @@ from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.file import mapped
 from hdet.journal.writer import Clock
 from hdet.ranks.agreement import Agreement, Occasion, RankReport, agree, check_equal, in_text
-from hdet.ranks.group import ManagedGroup, ReplicaIndex, Solo
+from hdet.ranks.average import average_
+from hdet.ranks.group import ManagedGroup, ReplicaGroup, ReplicaIndex, Solo, connect
 from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import FailedTry, Torchft
 from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
@@ -85,6 +86,10 @@ class ElasticReplicas(Replicas):
         """This replica's place."""
         return self.place or Solo.replica_index
 
+    def _beside(self) -> ReplicaGroup:
+        """The ranks that are one replica of torchft's, which is this one's. A collective of them the first time."""
+        return connect(None) if self.torchft.ranks > 1 else Solo()
+
     def _check_step(self, optimizer: Optimizer, t: int) -> None:
         """Raise unless the replica has joined before the first step."""
         if self.place is None:
@@ -133,8 +138,10 @@ class ElasticReplicas(Replicas):
 
     def _meet(self, end: Ending, signal: float | None, clock: Clock) -> Outcome:
         """Meet, and go on as the members have agreed. Arguments as in :meth:`Replicas._meet`."""
-        loss, signal = mean_over_ranks(self.torchft.ranks, self.losses.mean(), signal)
-        own = RankReport(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
+        device = self.replica_tensors.weights(end.optimizer).device
+        rows = self._beside().gather([self.losses.mean(), math.nan if signal is None else signal], device)
+        loss, probed = (sum(column) / len(column) for column in zip(*rows, strict=True))
+        own = RankReport(loss, self.losses.count > 0, None if signal is None else probed, self.journal_writer.is_kept)
         outcome = self._meet_in_quorum(end, own, clock)
         assert outcome is not None  # this replica has trained
         return outcome
@@ -221,9 +228,9 @@ class ElasticReplicas(Replicas):
 
     def _agree_to_begin(self, group: ManagedGroup, t: int, weights: Weights, history: float) -> None:
         """No replica has trained: raise unless all have the same arguments and have loaded the same state."""
-        if self.torchft.ranks > 1:  # each rank has loaded the weights of another replica than the rank beside it
-            for tensor in weights.tensors:
-                dist.broadcast(tensor, src=0)
+        beside = self._beside()
+        if beside.replica_index.size > 1:  # each has loaded the weights of another replica: those of the first count
+            average_(weights.tensors, beside, [rank == 0 for rank in range(beside.replica_index.size)])
         given = {**self.arguments, "what was loaded": str(history)}
         agree(group, Occasion.FIRST_STEP, t, weights, RankReport(), expect_equal=False, arguments=given)
 
@@ -318,16 +325,6 @@ def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:
             "averaged, and averaged moments, since torchft brings each rank those of another peer; call "
             'init_process_group in each replica, and use optimizer_state="average"'
         )
-
-
-def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
-    """A replica's loss and signal: the mean over its ranks."""
-    if ranks == 1:
-        return loss, signal
-    rows: list[Any] = [None] * ranks
-    dist.all_gather_object(rows, (loss, signal))
-    losses, signals = zip(*rows, strict=True)
-    return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
 
 
 def of_members(roll: Agreement, rows: Sequence[int | None]) -> Agreement:
