@@ -39,8 +39,8 @@ COVERED = {
     # ensemble: replicas that explore
     "ensemble/bases": "ensemble: scales rounds as_printed golden controllers ensemble parity",
     "ensemble/design": "ensemble: scales spread rounds golden controllers parity replicas",
-    "ensemble/elastic_group": "elastic: meetings",
-    "ensemble/fixed_group": "ensemble: golden journal_of_a_run parity ensemble replicas",
+    "ensemble/converge": "ensemble: golden journal_of_a_run parity ensemble replicas",
+    "ensemble/elastic_replicas": "elastic: meetings",
     "ensemble/knob": "ensemble: scales spread knobs rounds normalised",
     "ensemble/knobs": "ensemble: knobs ensemble; schedulers: added_groups",
     "ensemble/normalised": "ensemble: scales normalised controllers",

@@ -129,7 +129,7 @@ class _Simulation:
             self.crashed = True
             return roll.live
         end = Ending(self.optimizer, (t - 1, t), self.scheduler._rates_at)
-        self.steering.bases = self.steering.decide(end, roll, ReplicaIndex(0, size)).bases
+        self.steering.bases, _ = self.steering.decide(end, roll, ReplicaIndex(0, size))
         return roll.live
 
 

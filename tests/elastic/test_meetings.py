@@ -9,16 +9,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import hdet
 from hdet.report.data import load_run
 from tests.elastic.standin import Killed, Lighthouse, StandIn
 from tests.elastic.training import EVERY, SPREAD, STEPS, expected, one_step, replica, seeded, trained
 from tests.patience import PATIENCE
+from tests.processes import run_ranks
 
 N = 4
 
@@ -395,6 +398,29 @@ def test_bad_input() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(hdet.ArgumentError, match="find the rate without torchft"):
         hdet.auto(optimizer, total_steps=100, group=group)
+
+
+def one_of_two_ranks(rank: int) -> tuple[list[Tensor], list[dict[str, Any]]]:
+    """The weights after joining, and what the journal got in a round, on a rank of the only replica."""
+    manager, written = StandIn(Lighthouse(), f"r0:{rank}"), list[dict[str, Any]]()
+    manager._group_world_size = 2
+    group = hdet.torchft(manager, name="r0")
+    net, scheduler = replica(group, f"r{rank}", journal=SimpleNamespace(write=written.append))
+    group.join(scheduler)
+    weights = [tensor.clone() for tensor in net.state_dict().values()]
+    for t in range(EVERY):
+        one_step(net, scheduler.optimizer, "r0", t)
+        scheduler.step(1.0 + rank)
+    return weights, [record for record in written if record["kind"] == "round"]
+
+
+def test_a_replica_of_two_ranks_begins_with_the_weights_of_the_first_and_tells_their_mean_loss() -> None:
+    (first, written), (second, nothing) = run_ranks(one_of_two_ranks, 2)
+    expected_weights = seeded(0).state_dict().values()
+    for own in (first, second):
+        assert all(torch.equal(a, b) for a, b in zip(own, expected_weights, strict=True))
+    assert [row["loss"] for row in written[0]["replicas"]] == [1.5]
+    assert nothing == []
 
 
 def test_between_meetings_nothing_is_averaged(ensemble: Ensemble) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected, softmax_weights
 from hdet.ensemble.design import assign
-from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 from tests.ensemble.rho import multipliers
@@ -27,7 +27,7 @@ CONTROLLERS: dict[str, Controller] = {
     "normalised": Normalised(),
 }
 every_controller = pytest.mark.parametrize("rule", CONTROLLERS.values(), ids=CONTROLLERS.keys())
-RATE = KnobSpec("lr", scale_named("relative"), 1 / 9, scheduled=True)
+RATE = KnobSpec("lr", "relative", 1 / 9, scheduled=True)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 

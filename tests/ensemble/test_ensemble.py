@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 
 import hdet
-from hdet.ensemble.fixed_group import converge
+from hdet.ensemble.converge import converge
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import Solo
 from hdet.ranks.weights import NO_WEIGHTS
@@ -464,7 +464,7 @@ def _shared_rate(rank: int) -> list[float]:
     groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
     optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1))
     ensemble = hdet.Ensemble(optimizer, sync_every=3)
-    return [float(ensemble._run.multipliers(0, ensemble._run.replica_index)[g]) for g in range(2)]
+    return [float(ensemble._run.multipliers(0)[g]) for g in range(2)]
 
 
 # -- arms and bytes ----------------------------------------------------------------------------------------------------

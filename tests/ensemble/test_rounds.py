@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import hdet
 from hdet.ensemble.bases import Bases, decay_rate
 from hdet.ensemble.design import Rounds, default_length
-from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.knob import KnobSpec
 
 pytestmark = pytest.mark.quick
 
@@ -51,7 +51,7 @@ def test_decaying_base_never_goes_below_the_floor() -> None:
 
 @given(st.lists(st.tuples(st.floats(1e-15, 1e15), st.floats(-1e3, 1e3)), min_size=1, max_size=5))
 def test_learned_factor_stays_in_its_bounds(pairs: list[tuple[float, float]]) -> None:
-    rate = KnobSpec("lr", scale_named("relative"), 0.1, scheduled=True)
+    rate = KnobSpec("lr", "relative", 0.1, scheduled=True)
     assert all(1e-15 <= rate.moved(m, move) <= 1e15 for m, move in pairs)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.knob import KnobSpec
 from hdet.integrations.accelerate import prepare
 from hdet.optimizer import parts_of
 from tests.elastic.standin import Lighthouse, StandIn
@@ -120,7 +120,7 @@ def _probe(_: Path) -> dict[str, Any]:
 
 
 def _knob(_: Path) -> dict[str, Any]:
-    spec = KnobSpec("a", scale_named("linear"), 0.1)
+    spec = KnobSpec("a", "linear", 0.1)
     return {"spec": spec, "read": lambda: 0.5, "write": lambda value: None, "acts": "loss"}
 
 

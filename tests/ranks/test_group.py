@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 import hdet
@@ -24,6 +27,14 @@ def pauses_at_exit(rank: int) -> int:
 
 def test_a_program_waits_for_gloos_threads_once_however_many_ensembles_it_had() -> None:
     assert run_ranks(pauses_at_exit, 2) == [1, 1]
+
+
+@pytest.mark.parametrize("dim", [None, "c", 2, -1, 3.5, True, [0.0], [[0]], (0, 0), ("a", 0), torch.tensor(0)])
+def test_what_is_no_dimension_of_a_mesh_is_refused(dim: Any) -> None:
+    mesh: Any = SimpleNamespace(mesh=torch.tensor([[0]]), mesh_dim_names=("a", "b"))
+    assert [hdet.arms(mesh, known).members for known in ("a", 1, ["b"], ("b", "a"))] == [[[0]]] * 4
+    with pytest.raises(hdet.ArgumentError, match=r"dim must be .*the mesh has \('a', 'b'\)"):
+        hdet.arms(mesh, dim)
 
 
 def _arm_patience(rank: int) -> float:

@@ -11,7 +11,7 @@ from real.pools import Pool
 from real.task import RealTask
 from torch import Tensor, nn
 
-from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.knob import KnobSpec, away
 from lab.tasks.task import Batch
 
 __all__ = ["Knob", "KnobTask", "TrainedLoss"]
@@ -41,12 +41,12 @@ class Knob(NamedTuple):
 
     def spec(self, spread: float) -> KnobSpec:
         """As the library sees it; ``spread`` is the logarithm of a factor."""
-        return KnobSpec(self.name, scale_named(self.scale), spread, self.bounds)
+        return KnobSpec(self.name, self.scale, spread, self.bounds)
 
     def times(self, value: float, factor: float) -> float:
         """The value, or its odds, times a factor; never beyond the bounds."""
         low, high = self.bounds
-        return min(max(scale_named(self.scale).away(value, math.log(factor)), low), high)
+        return min(max(away(self.scale, value, math.log(factor)), low), high)
 
     def over(self, value: float, other: float) -> float:
         """By what factor ``value`` is above ``other`` on the knob's own scale."""

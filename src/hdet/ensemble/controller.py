@@ -96,7 +96,7 @@ class _Softmax:
     def update(self, state: Velocity, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
         """Compute the velocity after one round, and moves of lambda times it."""
         weights = softmax_weights(signals, self.sigma)
-        deltas = [_weighted_minus_mean(weights, column) for column in zip(*offsets, strict=True)]
+        deltas = [dot(weights, centred(column)) for column in zip(*offsets, strict=True)]  # weighted minus plain mean
         beta = self.meta_momentum
         velocity = [beta * v + (1 - beta) * delta for v, delta in zip(state.velocity, deltas, strict=True)]
         return Update(Velocity(velocity), [self.meta_lr * v for v in velocity], weights, deltas)
@@ -186,7 +186,12 @@ def softmax_weights(losses: Sequence[float], sigma: float) -> list[float]:
     return [u / total for u in unnormalised]
 
 
-def _weighted_minus_mean(weights: Sequence[float], column: Sequence[float]) -> float:
-    """Weighted mean minus plain mean; ``fsum`` makes it independent of the replicas' order, to the last bit."""
-    mean = math.fsum(column) / len(column)
-    return math.fsum(w * (x - mean) for w, x in zip(weights, column, strict=True))
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """The sum of products. It is exact, so that it does not depend on the order of the replicas, to the last bit."""
+    return math.fsum(u * v for u, v in zip(a, b, strict=True))
+
+
+def centred(values: Sequence[float]) -> list[float]:
+    """Values minus their mean."""
+    mean = math.fsum(values) / len(values)
+    return [v - mean for v in values]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, items_of, must_be, shown, takes
-from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
+from hdet.ensemble.knob import ANYWHERE, KnobSpec
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.errors import ArgumentError
 from hdet.optimizer import check_model, check_optimizer, shared_rates, unwrapped
@@ -73,7 +73,7 @@ def lr(
     must_be('"relative" or "log" here', is_one_of(scale, ("relative", "log")), "leave it out", scale=scale)
     optimizer, knobs = unwrapped(optimizer), []
     for i in _group_indices(optimizer, groups):
-        spec = KnobSpec(f"lr[{_group_name(optimizer, i)}]", scale_named(scale), spread, scheduled=True)
+        spec = KnobSpec(f"lr[{_group_name(optimizer, i)}]", scale, spread, scheduled=True)
         field = _Field(optimizer, [i], "lr")
         knobs.append(Knob(spec, field.read, field.write, "update", group=i))
     return knobs
@@ -211,7 +211,7 @@ def custom(
         raise ArgumentError(f"read must return a number, but gave {shown(read())}; it is called without arguments")
     fits = isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(is_real, bounds))
     must_be("two numbers", fits, "give (low, high)", bounds=bounds)
-    spec = KnobSpec(name, scale_named(scale), spread, (float(bounds[0]), float(bounds[1])))
+    spec = KnobSpec(name, scale, spread, (float(bounds[0]), float(bounds[1])))
     spec.start(float(read()))  # a base that the scale cannot hold is refused here
     return Knob(spec, read, write, acts, regularises)
 

@@ -12,7 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from hdet.checks import is_finite, must_be
-from hdet.ensemble.controller import Update
+from hdet.ensemble.controller import Update, centred, dot
 
 PRIOR = 1.5
 """Degrees of freedom of the prior that the signal is pure noise."""
@@ -25,17 +25,6 @@ NOISE = 0.9
 def times(matrix: list[list[float]], vector: Sequence[float]) -> list[float]:
     """The product of a matrix and a vector."""
     return [dot(row, vector) for row in matrix]
-
-
-def dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """The sum of products. It is exact, so that it does not depend on the order of the replicas, to the last bit."""
-    return math.fsum(u * v for u, v in zip(a, b, strict=True))
-
-
-def centred(values: Sequence[float]) -> list[float]:
-    """Values minus their mean."""
-    mean = math.fsum(values) / len(values)
-    return [v - mean for v in values]
 
 
 def standardised(signals: Sequence[float]) -> tuple[list[float], float]:

@@ -63,10 +63,11 @@ class Ending(NamedTuple):
     """Gives the plain rate of each knob at either step; any number for knobs without a schedule."""
 
 
-class Decision(NamedTuple):
-    """What all replicas conclude at the end of a round."""
+class Outcome(NamedTuple):
+    """What has become of a round in which the replicas were averaged."""
 
     end: Ending
+    """Its step may be another one than was asked for: replicas of torchft may have loaded a peer's state."""
     roll: Agreement
     place: ReplicaIndex
     """This replica's place in the round."""
@@ -74,20 +75,13 @@ class Decision(NamedTuple):
     """The new base values."""
     update: Update | None
     """What the controller says, if it was asked and could compare signals."""
-
-
-class Outcome(NamedTuple):
-    """What has become of a round in which the replicas were averaged."""
-
-    decision: Decision
-    """Its step may be another one than was asked for: replicas of torchft may have loaded a peer's state."""
     divergence: list[float] | None
     """How far each replica was from the mean; None: there is only one, or no rank has a journal."""
     keeps_state: bool
     """Whether this replica's optimizer state is still of use."""
     writes: bool
     """Whether this rank writes the round into the journal."""
-    told: dict[str, Any]
+    told: Mapping[str, Any] = {}
     """What else the journal says of it."""
 
 
@@ -177,8 +171,10 @@ class Steering:
 
     # -- moving the base values -----------------------------------------------------------------------------------
 
-    def decide(self, end: Ending, roll: Agreement, place: ReplicaIndex) -> Decision:
-        """The new base values. They follow from the agreement alone, so that all replicas decide the same.
+    def decide(self, end: Ending, roll: Agreement, place: ReplicaIndex) -> tuple[Bases, Update | None]:
+        """The new base values, and what the controller says, if it was asked and could compare signals.
+
+        They follow from the agreement alone, so that all replicas decide the same.
 
         Args:
             end: the round.
@@ -189,7 +185,7 @@ class Steering:
         printed = isinstance(controller, AsPrinted)
         is_asked = start is not None and after >= start and not (printed and after % self.rounds.length)  # not at S - 1
         if controller is None or not is_asked:
-            return Decision(end, roll, place, self.bases, None)
+            return self.bases, None
         spreads, rates = [spec.spread for spec in self.specs], list[float]()
         if printed:  # its offsets are in units of the rate that the step just made had
             rates = self._base_values(self.bases, end.schedule(before), before)
@@ -197,7 +193,7 @@ class Steering:
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
         offsets = [list(map(mul, spreads, row)) for row in self.standing(before, place).places]
         update = self._consult(controller, roll, offsets, sign) if sign else None
-        return Decision(end, roll, place, self._moved(controller, end, update, rates), update)
+        return self._moved(controller, end, update, rates), update
 
     def _moved(self, controller: Controller, end: Ending, update: Update | None, rates: Sequence[float]) -> Bases:
         """The base values after a round. ``rates``: those of the step just made, for the controller as printed."""
@@ -231,11 +227,11 @@ class Steering:
 
         ``seconds``: how long each phase of the round's end took.
         """
-        end, roll, place, bases, update = outcome.decision
+        end, roll, place, bases, update, divergence, *_ = outcome
         (before, after), specs = end.span, self.specs
         base, places = self._base_values(self.bases, end.schedule(before), before), self.standing(before, place).places
         weights = iter(() if update is None else update.weights)  # none for replicas that are left out
-        rows = zip(roll.losses, roll.signals, places, outcome.divergence or [0.0] * len(places), strict=True)
+        rows = zip(roll.losses, roll.signals, places, divergence or [0.0] * len(places), strict=True)
         return {
             "kind": "round",
             "round": self.rounds.index(before),

@@ -44,7 +44,7 @@ from jax.sharding import PartitionSpec
 from hdet.checks import is_int, is_one_of, is_real, must_be
 from hdet.ensemble.controller import AsPrinted, Corrected
 from hdet.ensemble.design import Rounds, assign, default_length, levels
-from hdet.ensemble.knob import FACTOR_LIMITS, LEAST_MOVE, KnobSpec, scale_named
+from hdet.ensemble.knob import FACTOR_LIMITS, LEAST_MOVE, KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 from hdet.jax import ensemble_rules as rules
@@ -92,7 +92,7 @@ class Knob:
     @property
     def spec(self) -> KnobSpec:
         """The same knob in torch's package, which checks it."""
-        return KnobSpec(self.name, scale_named(self.scale), self.spread, self.bounds, callable(self.value))
+        return KnobSpec(self.name, self.scale, self.spread, self.bounds, callable(self.value))
 
     def start(self) -> float:
         """What is learned before the first round: the common value, or the factor on the schedule."""
@@ -113,8 +113,7 @@ class Knob:
         if callable(self.value):
             return jnp.clip(self.away(learned, move), *FACTOR_LIMITS)
         move = jnp.maximum(move, LEAST_MOVE) if self.scale == "relative" else move  # a value never changes its sign
-        ends = (self.spec.scale.inside(end, self.spread, self.bounds) for end in _ANYWHERE)
-        return jnp.clip(self.away(learned, move), *ends)
+        return jnp.clip(self.away(learned, move), *self.spec.room)
 
 
 class State(NamedTuple):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hdet.checks import is_int, must_be, shown
-from hdet.errors import ArgumentError
+from hdet.checks import is_int, items_of, must_be
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -71,16 +70,13 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | in
 
 def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, world: int) -> list[list[int]]:
     ranks = mesh.mesh
-    if ranks.numel() != world:
-        raise ArgumentError(f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}")
-    wanted = [dim] if isinstance(dim, (str, int)) else list(dim or ())
+    cure = f"this one has {ranks.numel()}: give the mesh that it is a part of"
+    must_be(f"a mesh of all {world} ranks", ranks.numel() == world, cure, n=mesh)
+    wanted = [dim] if isinstance(dim, (str, int)) else items_of(dim) or []
     names = list(mesh.mesh_dim_names or ())
-    axes: list[Any] = [names.index(one) if one in names else one for one in wanted]
-    if not axes or not set(axes) <= set(range(ranks.ndim)):
-        raise ArgumentError(
-            f"arms(mesh, dim) needs a dimension of the mesh, or several, but got dim={shown(dim)}; "
-            f"the mesh has {tuple(names) or ranks.ndim}"
-        )
+    axes: list[Any] = [names.index(one) if isinstance(one, str) and one in names else one for one in wanted]
+    fits = axes and all(is_int(axis) and 0 <= axis < ranks.ndim for axis in axes) and len(set(axes)) == len(axes)
+    must_be("a dimension of the mesh, or several", fits, f"the mesh has {tuple(names) or ranks.ndim}", dim=dim)
     rest = [axis for axis in range(ranks.ndim) if axis not in axes]
     arms_of_ranks = ranks.permute(*axes, *rest).flatten(0, len(axes) - 1)
     return [sorted(part.flatten().tolist()) for part in arms_of_ranks]

@@ -59,7 +59,10 @@ class ReplicaGroup:
 
     def gather_objects(self, value: Value) -> list[Value]:
         """Every rank's ``value``, pickled. Slow: for error messages."""
-        return [value]
+        mine = pickle.dumps(value)
+        longest = max(int(size) for (size,) in self.gather([float(len(mine))]))
+        rows = self.gather([float(byte) for byte in mine.ljust(longest)])  # pickle ignores what follows
+        return [pickle.loads(bytes(map(int, row))) for row in rows]
 
     def broadcast_object(self, value: Value) -> Value:
         """Rank 0's ``value``, pickled."""
@@ -100,12 +103,6 @@ class Distributed(ReplicaGroup):
             dist.all_gather(rows, mine, group=self._group)
         return torch.stack(rows).cpu().view(torch.float64).tolist()
 
-    def gather_objects(self, value: Value) -> list[Value]:
-        values: list[Any] = [None] * self._ranks
-        with _communicating():
-            dist.all_gather_object(values, value, group=self._group)
-        return values
-
     def broadcast_object(self, value: Value) -> Value:
         values = [value]
         with _communicating():
@@ -143,13 +140,12 @@ class ManagedGroup(ReplicaGroup):
         self.members = [[rank] for rank in range(replica_index.size)]
 
     def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
-        return self._gathered(torch.tensor(row, dtype=torch.float64)).tolist()
-
-    def gather_objects(self, value: Value) -> list[Value]:
-        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = [int(size) for (size,) in self.gather([float(len(mine))])]
-        rows = self._gathered(torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
-        return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+        # The sum of tables in which each has filled a row.
+        table = torch.zeros(self.replica_index.size, len(row), dtype=torch.float64)
+        table[self.rank] = torch.tensor(row, dtype=torch.float64)
+        table = table.to(self._device)
+        self.start_sum(table)()
+        return table.tolist()
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         work = self._manager.allreduce(flat, reduce_op=dist.ReduceOp.SUM)
@@ -161,14 +157,6 @@ class ManagedGroup(ReplicaGroup):
                 raise FailedTry(first_line(error)) from error
 
         return wait
-
-    def _gathered(self, mine: Tensor) -> Tensor:
-        """Every replica's tensor, on the host: the sum of tables in which each has filled a row."""
-        table = torch.zeros(self.replica_index.size, *mine.shape, dtype=mine.dtype)
-        table[self.rank] = mine
-        table = table.to(self._device)
-        self.start_sum(table)()
-        return table.cpu()
 
 
 Group: TypeAlias = "dist.ProcessGroup | Arms | Torchft | None"

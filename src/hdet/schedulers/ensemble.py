@@ -16,19 +16,19 @@ from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob, check_knobs, columns_of, flat_knobs, refuse_uninformative
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import Signal, TrainLoss
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
 from hdet.optimizer import added_groups, check_model, check_optimizer, copy_rate, group_counts, put_rate, unwrapped
+from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group
 from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler, replicas_of
 from hdet.schedulers.schedules import PlainRates, Schedule, check_schedule_of
 from hdet.state import refuse_foreign, refuse_other_groups
 
@@ -121,7 +121,7 @@ class Ensemble(ReplicaScheduler):
             "total_steps": settings.rounds.total_steps,
             "schedule": type(schedule).__name__ if schedule is not None else None,
             "knobs": {
-                spec.name: {"scale": spec.scale.name, "spread": spec.spread, "base": base}
+                spec.name: {"scale": spec.scale, "spread": spec.spread, "base": base}
                 for spec, base in zip(specs, bases, strict=True)
             },
             "signal": repr(signal),
@@ -135,11 +135,10 @@ class Ensemble(ReplicaScheduler):
             "bounds": repr([spec.bounds for spec in specs]),
         }
         state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
-        self._run = Replicas(
-            group,
+        self._run = replicas_of(group)(
+            RankGroup(group, alike),
             Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
-            alike,
             JournalWriter(open_journal(journal), header),
             signal=signal,
             resets_state=state == "reset",
@@ -165,7 +164,7 @@ class Ensemble(ReplicaScheduler):
         if metrics is not None:
             fits, cure = isinstance(self.schedule, ReduceLROnPlateau), f"it is a {type(self.schedule).__name__}"
             must_be("left out unless the schedule is a ReduceLROnPlateau", fits, cure, metrics=metrics)
-            self._run.group.compare(self.optimizer, float(metrics), self.last_epoch)
+            self._run.compare(self.optimizer, float(metrics), self.last_epoch)
             self._plain.ahead(float(metrics))
         before, after = self.last_epoch, self.last_epoch + 1
         if self._run.step(self.optimizer, before, after, loss):

@@ -33,12 +33,13 @@ from hdet.optimizer import (
     unwrapped,
     with_added,
 )
+from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, check_group
 from hdet.ranks.shards import refuse_flat
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
+from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler, replicas_of
 from hdet.schedulers.torch_onecycle import (
     ANNEALINGS,
     LENGTHS,
@@ -161,11 +162,10 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         unused = () if cycle_momentum else ("base_momentum", "max_momentum")
         arms = isinstance(group, Arms) and len(group.members) > 1
         isolated = arms or isinstance(group, Torchft)
-        self._run = Replicas(
-            group,
+        self._run = replicas_of(group)(
+            RankGroup(group, {name: repr(value) for name, value in plain.items() if name not in unused}),
             Steering(settings, specs, Permuted(), columns, controller, learned),
             ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
-            {name: repr(value) for name, value in plain.items() if name not in unused},
             JournalWriter(open_journal(journal), header),
         )
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
@@ -222,12 +222,12 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
         self._take_in_new_groups()
-        return self._run.base(self._values(self.last_epoch), self.last_epoch)
+        return self._run.steering.base(self._values(self.last_epoch), self.last_epoch)
 
     @property
     def multipliers(self) -> list[float]:
         """rho of this replica for each parameter group in the current round."""
-        return self._run.multipliers(self.last_epoch, self._run.replica_index)
+        return self._run.multipliers(self.last_epoch)
 
     # -- the schedule -----------------------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         state = {key: value for key, value in super().state_dict().items() if key not in _NOT_SAVED}
         if self._run.replica_index.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-            pairs = zip(self.get_last_lr(), self._run.base(self._values(t), t), strict=True)
+            pairs = zip(self.get_last_lr(), self._run.steering.base(self._values(t), t), strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
         state["hdet"] = {**self._run.state(), "owns_rates": self._owns_rates()}
         return state
@@ -318,7 +318,7 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         self._counted = self._step_count
         if ours is None:
             return
-        rho = self._run.multipliers(t, self._run.replica_index)
+        rho = self._run.multipliers(t)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         self._last_lr = rates
         if ours["owns_rates"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import users_level
+from hdet.ensemble.elastic_replicas import ElasticReplicas
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ResumeWarning
 from hdet.optimizer import group_counts
@@ -21,6 +22,11 @@ from hdet.ranks.torchft import Torchft
 PUBLISHED_SPREAD = 1 / 9
 _watching: WeakSet[Any] = WeakSet()
 """Schedulers that hear of it when their optimizer is loaded."""
+
+
+def replicas_of(group: Group) -> type[Replicas]:
+    """The class of the replicas in a user's ``group=``: those of torchft come and go."""
+    return ElasticReplicas if isinstance(group, Torchft) else Replicas
 
 
 class ReplicaScheduler:
@@ -50,7 +56,7 @@ class ReplicaScheduler:
 
         The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
         """
-        self._run.observe(loss)
+        self._run.losses.add(loss)
 
     def converge(self) -> None:
         """Average now, and nothing else: the round, its values and its losses go on."""

@@ -1,4 +1,4 @@
-"""An elastic group: replicas that come and go, on torchft. A round ends with a meeting of those that are there.
+"""Elastic replicas: they come and go, on torchft. A round ends with a meeting of those that are there.
 
 A round keeps the places that its replicas got when it began. At its end, a replica that is gone is left out, as one
 whose weights are not finite. The members of the meeting get the places of the next round.
@@ -10,9 +10,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
@@ -20,18 +20,19 @@ from torch.optim import Optimizer
 
 from hdet.checks import must_be
 from hdet.copies import copies_of, write_
-from hdet.ensemble.fixed_group import converge, is_finite, refuse_diverged
+from hdet.ensemble.converge import converge, is_finite, refuse_diverged
+from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import ProbeBatch, ProbeLoss, Signal
-from hdet.ensemble.steering import Ending, Outcome, Steering
+from hdet.ensemble.steering import Ending, Outcome
 from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.file import mapped
-from hdet.journal.writer import Clock, JournalWriter
+from hdet.journal.writer import Clock
 from hdet.ranks.agreement import Agreement, Occasion, RankReport, agree, check_equal, in_text
-from hdet.ranks.group import ManagedGroup, ReplicaIndex, Solo
+from hdet.ranks.average import average_
+from hdet.ranks.group import ManagedGroup, ReplicaGroup, ReplicaIndex, Solo, connect
 from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import FailedTry, Torchft
 from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
-from hdet.rollback.losses import Losses
 
 _log = logging.getLogger("hdet")
 
@@ -51,22 +52,15 @@ class Member(NamedTuple):
 
 
 @dataclass(eq=False)
-class PeerState:
-    """All that replicas which come and go have in common, seen from one of them.
+class ElasticReplicas(Replicas):
+    """The replicas of torchft, seen from one of them. The user's ``group=`` is that of its ``rank_group``."""
 
-    Args:
-        steering: the values, and what moves them.
-        replica_tensors: which tensors make up the replica.
-        arguments: must be equal on all replicas, as texts.
-        name: this replica's, for messages.
-    """
-
-    steering: Steering
-    replica_tensors: ReplicaTensors
-    arguments: Mapping[str, str]
-    name: str
+    arguments: Mapping[str, str] = field(init=False)
+    """Must be equal on all replicas, as texts."""
     scheduler: Any = field(default=None, init=False)
-    """Its state goes to a replica that comes, and a peer's state is loaded into it."""
+    """Its state goes to a replica that comes, and a peer's state is loaded into it. None before this one has joined."""
+    place: ReplicaIndex | None = field(default=None, init=False)
+    """This replica's place in the round; None before it has joined."""
     history: float = field(default=0.0, init=False)
     """A fingerprint of all meetings so far."""
     members: Sequence[str] = field(default=(), init=False)
@@ -76,19 +70,185 @@ class PeerState:
     has_trained: bool = field(default=False, init=False)
     """Whether this replica has trained in the round."""
 
-    def fingerprint(self, *words: str) -> float:
+    def __post_init__(self) -> None:
+        check_signal(self.signal)
+        self.arguments = {**in_text(self.journal_writer.arguments), **self.rank_group.alike}
+
+    @property
+    def torchft(self) -> Torchft:
+        """The user's ``group=``."""
+        group = self.rank_group.user_group
+        assert isinstance(group, Torchft)
+        return group
+
+    @property
+    def replica_index(self) -> ReplicaIndex:
+        """This replica's place."""
+        return self.place or Solo.replica_index
+
+    def _beside(self) -> ReplicaGroup:
+        """The ranks that are one replica of torchft's, which is this one's. A collective of them the first time."""
+        return connect(None) if self.torchft.ranks > 1 else Solo()
+
+    def _check_step(self, optimizer: Optimizer, t: int) -> None:
+        """Raise unless the replica has joined before the first step."""
+        if self.place is None:
+            raise ArgumentError(
+                f"step() was called at step {t} before the replica has joined; call group.join(scheduler) before the "
+                "loop, where group is what hdet.torchft(manager) gave"
+            )
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    def join(self, scheduler: Any, schedule: Callable[[int], list[float]], t: int) -> int:
+        """Meet the others for the first time, at step ``t``. Collective.
+
+        The state of ``scheduler`` goes to replicas that come later, and a state that a peer sends is loaded into it.
+        Returns how many steps the others are ahead of that state: 1 if they have ended a round in this meeting, else 0.
+        """
+        optimizer: Optimizer = scheduler.optimizer
+        ended, clock = time.perf_counter(), Clock()
+        if self.place is not None:
+            raise ArgumentError("join() was called before; call it once, before the loop")
+        weights = self.replica_tensors.first_weights(optimizer, needs_model=True)
+        if any(map(is_distributed, weights.tensors)):
+            raise ShardedParametersError(
+                "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
+                "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
+            )
+        check_ranks(self.torchft.ranks, self.replica_tensors)
+        if self.torchft.ranks > 1 and dist.get_rank() > 0:  # of several ranks that are one replica, the first writes
+            self.journal_writer.give_up()
+        self.scheduler = scheduler
+        try:
+            self.torchft.manager.register_state_dict_fn("hdet", self._heal, self._sent)
+        except AssertionError:
+            raise ArgumentError(
+                "the manager serves another scheduler already, whose state it sends to those who come; make one "
+                "manager for each scheduler"
+            ) from None
+        self.journal_writer.lock(Solo(), writes=True)
+        outcome = self._meet_in_quorum(Ending(optimizer, (t, t + 1), schedule), RankReport(), clock)
+        if outcome is not None:
+            self._settle(outcome, ended, clock)
+        self.journal_writer.begin_round()
+        return int(outcome is not None)
+
+    # -- the meeting ----------------------------------------------------------------------------------------------
+
+    def _meet(self, end: Ending, signal: float | None, clock: Clock) -> Outcome:
+        """Meet, and go on as the members have agreed. Arguments as in :meth:`Replicas._meet`."""
+        device = self.replica_tensors.weights(end.optimizer).device
+        rows = self._beside().gather([self.losses.mean(), math.nan if signal is None else signal], device)
+        loss, probed = (sum(column) / len(column) for column in zip(*rows, strict=True))
+        own = RankReport(loss, self.losses.count > 0, None if signal is None else probed, self.journal_writer.is_kept)
+        outcome = self._meet_in_quorum(end, own, clock)
+        assert outcome is not None  # this replica has trained
+        return outcome
+
+    def _meet_in_quorum(self, end: Ending, own: RankReport, clock: Clock) -> Outcome | None:
+        """Quorum, exchange, mean, commit. Tries until a try is committed; a try that is not leaves nothing behind.
+
+        Returns:
+            the round that has ended; None if no replica has trained before.
+        """
+        deadline = time.monotonic() + self.torchft.timeout
+        while True:
+            self.healed_at = None
+            place = ReplicaIndex(*self.torchft.quorum(deadline))
+            if self.healed_at is not None:
+                end = end._replace(span=(self.healed_at, self.healed_at + 1))
+            clock.lap("quorum")
+            weights = self.replica_tensors.weights(end.optimizer)
+            copies = copies_of(weights.tensors) if place.size > 1 else []
+            failure, members, outcome = None, list[Member](), None
+            try:
+                group = ManagedGroup(self.torchft.manager, place, weights.device)
+                members, outcome = self._try(end, own, group, clock)
+                group.gather([1.0])  # after this all have the mean, so that no replica commits while another cannot
+            except FailedTry as error:
+                failure = error
+                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
+            if self.torchft.commit(failure) and failure is None:
+                self._remember([member.name for member in members])
+                self.place = place
+                return outcome
+            if copies:
+                write_(weights.tensors, copies)
+
+    def _try(
+        self, end: Ending, own: RankReport, group: ManagedGroup, clock: Clock
+    ) -> tuple[list[Member], Outcome | None]:
+        """The members, and what they make of the round, if a replica has trained; it counts once that is committed.
+
+        Changes weights and, if they are averaged, optimizer state.
+        """
+        before, places = end.span[0], len(self.members)
+        history = self._fingerprint(str(before))
+        mine = Member(self.has_trained, self.replica_index.replica, own.has_loss, history, self.torchft.name)
+        members = group.gather_objects(mine)
+        trained = [member for member in members if member.has_trained]
+        weights = self.replica_tensors.weights(end.optimizer)
+        if not trained:
+            self._agree_to_begin(group, before, weights, history)
+            return members, None
+        usual = Counter(member.history for member in trained).most_common(1)[0][0]
+        odd = [member for member in members if member.history != usual]
+        if odd:
+            if mine in odd:
+                self.torchft.request_state()
+            raise FailedTry(f"{', '.join(m.name for m in odd)} met apart from the others, and will load their state")
+        if not self.has_trained:
+            own = RankReport(has_loss=trained[0].has_loss, keeps_journal=self.journal_writer.is_kept)
+        equal = not self.steering.has_spread
+        roll = agree(group, Occasion.ROUND_END, before, weights, own, expect_equal=equal)
+        counted = roll._replace(finite=[f and m.has_trained for f, m in zip(roll.finite, members, strict=True)])
+        what = self.steering.name_of(end)
+        if not any(counted.live):
+            refuse_diverged(counted, what)
+        refuse_diverged(of_members(roll, [i for i, member in enumerate(members) if member.has_trained]), what)
+        clock.lap("gather")
+        row = {member.place: i for i, member in enumerate(members) if member.has_trained}
+        rows = [row.get(place) for place in range(places)]
+        place = ReplicaIndex(mine.place if mine.has_trained else 0, places)
+        of_places = of_members(counted, rows)
+        bases, update = self.steering.decide(end, of_places, place)
+        clock.lap("controller")
+        divergence = None
+        if group.replica_index.size > 1:
+            distances = converge(group, group, weights, counted, measure=counted.writer is not None)
+            divergence = None if distances is None else [0.0 if i is None else distances[i] for i in rows]
+        clock.lap("converge")
+        keeps_state = counted.live[group.rank] or not self.has_trained or is_finite(end.optimizer)
+        absent = [place for place, i in enumerate(rows) if i is None]
+        joined = [member.name for member in members if not member.has_trained]
+        told = {"names": list(self.members), "absent": absent, "joined": joined}
+        writes = self.journal_writer.is_kept
+        return members, Outcome(end, of_places, place, bases, update, divergence, keeps_state, writes, told)
+
+    def _agree_to_begin(self, group: ManagedGroup, t: int, weights: Weights, history: float) -> None:
+        """No replica has trained: raise unless all have the same arguments and have loaded the same state."""
+        beside = self._beside()
+        if beside.replica_index.size > 1:  # each has loaded the weights of another replica: those of the first count
+            average_(weights.tensors, beside, [rank == 0 for rank in range(beside.replica_index.size)])
+        given = {**self.arguments, "what was loaded": str(history)}
+        agree(group, Occasion.FIRST_STEP, t, weights, RankReport(), expect_equal=False, arguments=given)
+
+    # -- what replicas that come and go have in common -------------------------------------------------------------
+
+    def _fingerprint(self, *words: str) -> float:
         """A number for all meetings so far, for what was learned (to nine digits, since machines may round apart), and
         for some words."""
         learned = {"spreads": [spec.spread for spec in self.steering.specs], **self.steering.state()}
         rounded = mapped(learned, lambda value: f"{value:.9g}" if isinstance(value, float) else value)
         return fingerprint_of_words([repr(self.history), repr(self.members), repr(rounded), *words])
 
-    def remember(self, members: Sequence[str]) -> None:
+    def _remember(self, members: Sequence[str]) -> None:
         """A meeting counts: these replicas were in it."""
-        self.history, self.members = self.fingerprint(*members), list(members)
+        self.history, self.members = self._fingerprint(*members), list(members)
         self.has_trained = True
 
-    def sent(self) -> dict[str, Any]:
+    def _sent(self) -> dict[str, Any]:
         """What a newcomer needs. The tensors themselves: no replica changes them before the newcomer has them."""
         optimizer, model = self.scheduler.optimizer, self.replica_tensors.model
         weights = self.replica_tensors.weights(optimizer)
@@ -101,12 +261,12 @@ class PeerState:
             "scheduler": self.scheduler.state_dict(),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def _heal(self, state: Mapping[str, Any]) -> None:
         """Take the state that a peer had when it came to the meeting.
 
         Raises before anything is changed if the replicas were given other arguments.
         """
-        cure = f"Rank 1 is this replica, {self.name!r}: give it the arguments of the others."
+        cure = f"Rank 1 is this replica, {self.torchft.name!r}: give it the arguments of the others."
         check_equal([state["arguments"], self.arguments], cure)
         model, optimizer = self.replica_tensors.model, self.scheduler.optimizer
         if model is not None:
@@ -120,176 +280,6 @@ class PeerState:
         self.history, self.members = state["meetings"]
         self.healed_at, self.has_trained = self.scheduler.last_epoch, False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has a scheduler of its own, with which it has not joined."""
-        return {**vars(self), "scheduler": None, "has_trained": False}
-
-
-@dataclass(eq=False)
-class ElasticGroup:
-    """The replicas of torchft, seen from one of them.
-
-    Args:
-        torchft: the user's ``group=``.
-        steering: the values, and what moves them.
-        replica_tensors: which tensors make up the replica.
-        alike: arguments that must be equal on all replicas, as texts.
-        journal_writer: the journal.
-    """
-
-    torchft: Torchft
-    steering: Steering
-    replica_tensors: ReplicaTensors
-    alike: InitVar[Mapping[str, str]]
-    journal_writer: JournalWriter
-    peer_state: PeerState = field(init=False)
-    place: ReplicaIndex | None = field(default=None, init=False)
-    """This replica's place in the round; None before it has joined."""
-
-    def __post_init__(self, alike: Mapping[str, str]) -> None:
-        arguments = {**in_text(self.journal_writer.arguments), **alike}
-        self.peer_state = PeerState(self.steering, self.replica_tensors, arguments, self.torchft.name)
-
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        """This replica's place."""
-        return self.place or Solo.replica_index
-
-    def check_step(self, optimizer: Optimizer, t: int) -> None:
-        """Raise unless the replica has joined before the first step."""
-        if self.place is None:
-            raise ArgumentError(
-                f"step() was called at step {t} before the replica has joined; call group.join(scheduler) before the "
-                "loop, where group is what hdet.torchft(manager) gave"
-            )
-
-    # -- coming ---------------------------------------------------------------------------------------------------
-
-    def join(self, scheduler: Any, schedule: Callable[[int], list[float]], t: int, clock: Clock) -> Outcome | None:
-        """Meet the others for the first time, at step ``t``.
-
-        The state of ``scheduler`` goes to replicas that come later, and a state that a peer sends is loaded into it.
-        Returns the round that the others have ended in this meeting; None if no replica has trained before.
-        """
-        optimizer: Optimizer = scheduler.optimizer
-        if self.place is not None:
-            raise ArgumentError("join() was called before; call it once, before the loop")
-        weights = self.replica_tensors.first_weights(optimizer, needs_model=True)
-        if any(map(is_distributed, weights.tensors)):
-            raise ShardedParametersError(
-                "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
-                "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
-            )
-        check_ranks(self.torchft.ranks, self.replica_tensors)
-        if self.torchft.ranks > 1 and dist.get_rank() > 0:  # of several ranks that are one replica, the first writes
-            self.journal_writer.give_up()
-        self.peer_state.scheduler = scheduler
-        try:
-            self.torchft.manager.register_state_dict_fn("hdet", self.peer_state.load, self.peer_state.sent)
-        except AssertionError:
-            raise ArgumentError(
-                "the manager serves another scheduler already, whose state it sends to those who come; make one "
-                "manager for each scheduler"
-            ) from None
-        self.journal_writer.lock(Solo(), writes=True)
-        return self._meet(Ending(optimizer, (t, t + 1), schedule), RankReport(), clock)
-
-    # -- the meeting ----------------------------------------------------------------------------------------------
-
-    def end_round(self, end: Ending, losses: Losses, signal: float | None, clock: Clock) -> Outcome:
-        """Meet, and go on as the members have agreed. The arguments are those of ``FixedGroup.end_round``."""
-        loss, signal = mean_over_ranks(self.torchft.ranks, losses.mean(), signal)
-        own = RankReport(loss, losses.count > 0, signal, self.journal_writer.is_kept)
-        outcome = self._meet(end, own, clock)
-        assert outcome is not None  # this replica has trained
-        return outcome
-
-    def _meet(self, end: Ending, own: RankReport, clock: Clock) -> Outcome | None:
-        """Quorum, exchange, mean, commit. Tries until a try is committed; a try that is not leaves nothing behind.
-
-        Returns:
-            the round that has ended; None if no replica has trained before.
-        """
-        deadline = time.monotonic() + self.torchft.timeout
-        while True:
-            self.peer_state.healed_at = None
-            place = ReplicaIndex(*self.torchft.quorum(deadline))
-            if self.peer_state.healed_at is not None:
-                end = end._replace(span=(self.peer_state.healed_at, self.peer_state.healed_at + 1))
-            clock.lap("quorum")
-            weights = self.replica_tensors.weights(end.optimizer)
-            copies = copies_of(weights.tensors) if place.size > 1 else []
-            failure, members, outcome = None, list[Member](), None
-            try:
-                group = ManagedGroup(self.torchft.manager, place, weights.device)
-                members, outcome = self._try(end, own, group, clock)
-                group.gather([1.0])  # after this all have the mean, so that no replica commits while another cannot
-            except FailedTry as error:
-                failure = error
-                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
-            if self.torchft.commit(failure) and failure is None:
-                self.peer_state.remember([member.name for member in members])
-                self.place = place
-                return outcome
-            if copies:
-                write_(weights.tensors, copies)
-
-    def _try(
-        self, end: Ending, own: RankReport, group: ManagedGroup, clock: Clock
-    ) -> tuple[list[Member], Outcome | None]:
-        """The members, and what they make of the round, if a replica has trained; it counts once that is committed.
-
-        Changes weights and, if they are averaged, optimizer state.
-        """
-        before, places = end.span[0], len(self.peer_state.members)
-        history = self.peer_state.fingerprint(str(before))
-        mine = Member(self.peer_state.has_trained, self.replica_index.replica, own.has_loss, history, self.torchft.name)
-        members = group.gather_objects(mine)
-        trained = [member for member in members if member.has_trained]
-        weights = self.replica_tensors.weights(end.optimizer)
-        if not trained:
-            self._agree_to_begin(group, before, weights, history)
-            return members, None
-        usual = Counter(member.history for member in trained).most_common(1)[0][0]
-        odd = [member for member in members if member.history != usual]
-        if odd:
-            if mine in odd:
-                self.torchft.request_state()
-            raise FailedTry(f"{', '.join(m.name for m in odd)} met apart from the others, and will load their state")
-        if not self.peer_state.has_trained:
-            own = RankReport(has_loss=trained[0].has_loss, keeps_journal=self.journal_writer.is_kept)
-        equal = not self.steering.has_spread
-        roll = agree(group, Occasion.ROUND_END, before, weights, own, expect_equal=equal)
-        counted = roll._replace(finite=[f and m.has_trained for f, m in zip(roll.finite, members, strict=True)])
-        what = self.steering.name_of(end)
-        if not any(counted.live):
-            refuse_diverged(counted, what)
-        refuse_diverged(of_members(roll, [i for i, member in enumerate(members) if member.has_trained]), what)
-        clock.lap("gather")
-        row = {member.place: i for i, member in enumerate(members) if member.has_trained}
-        rows = [row.get(place) for place in range(places)]
-        place = ReplicaIndex(mine.place if mine.has_trained else 0, places)
-        decision = self.steering.decide(end, of_members(counted, rows), place)
-        clock.lap("controller")
-        divergence = None
-        if group.replica_index.size > 1:
-            distances = converge(group, group, weights, counted, measure=counted.writer is not None)
-            divergence = None if distances is None else [0.0 if i is None else distances[i] for i in rows]
-        clock.lap("converge")
-        keeps_state = counted.live[group.rank] or not self.peer_state.has_trained or is_finite(end.optimizer)
-        absent = [place for place, i in enumerate(rows) if i is None]
-        joined = [member.name for member in members if not member.has_trained]
-        told = {"names": list(self.peer_state.members), "absent": absent, "joined": joined}
-        return members, Outcome(decision, divergence, keeps_state, self.journal_writer.is_kept, told)
-
-    def _agree_to_begin(self, group: ManagedGroup, t: int, weights: Weights, history: float) -> None:
-        """No replica has trained: raise unless all have the same arguments and have loaded the same state."""
-        if self.torchft.ranks > 1:  # each rank has loaded the weights of another replica than the rank beside it
-            for tensor in weights.tensors:
-                dist.broadcast(tensor, src=0)
-        given = {**self.peer_state.arguments, "what was loaded": str(history)}
-        agree(group, Occasion.FIRST_STEP, t, weights, RankReport(), expect_equal=False, arguments=given)
-
     # -- what has no quorum ---------------------------------------------------------------------------------------
 
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
@@ -297,10 +287,11 @@ class ElasticGroup:
         if self.steering.rounds.is_inside(t):
             self._refuse(f"{occasion.name.lower()}()", t)
 
-    def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
         """Do nothing right after a round, as :meth:`converge`."""
         self.converge(optimizer, t, Occasion.CONSENSUS)
-        return nullcontext()
+        yield
 
     def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
         """Refuse: metrics may come at any step, and must be equal on all replicas."""
@@ -313,8 +304,8 @@ class ElasticGroup:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A manager cannot be copied: the copy has not joined."""
-        return {**vars(self), "torchft": None, "place": None}
+        """A manager cannot be copied: the copy, which has a scheduler of its own, has not joined."""
+        return {**super().__getstate__(), "scheduler": None, "place": None, "has_trained": False}
 
 
 def check_signal(signal: Signal) -> None:
@@ -334,16 +325,6 @@ def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:
             "averaged, and averaged moments, since torchft brings each rank those of another peer; call "
             'init_process_group in each replica, and use optimizer_state="average"'
         )
-
-
-def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
-    """A replica's loss and signal: the mean over its ranks."""
-    if ranks == 1:
-        return loss, signal
-    rows: list[Any] = [None] * ranks
-    dist.all_gather_object(rows, (loss, signal))
-    losses, signals = zip(*rows, strict=True)
-    return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
 
 
 def of_members(roll: Agreement, rows: Sequence[int | None]) -> Agreement:
