@@ -65,7 +65,7 @@ class Snapshots(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What is known when a round ends, by the names of :class:`hdet.rule.state.Evidence`."""
+    """What is known when a round ends, by the names of :class:`hdet.rule.decision.Evidence`."""
 
     end: Array
     steps: Array
