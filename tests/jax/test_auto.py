@@ -142,7 +142,6 @@ def test_too_short() -> None:
         ({"total_steps": 0}, "total_steps must be"),
         ({"total_steps": 2**30}, "total_steps must be"),
         ({"total_steps": 1e3}, "total_steps must be"),
-        ({"total_steps": 100, "pct_start": 1.5}, "pct_start must be"),
         ({"total_steps": 100, "rollback": 1}, "rollback must be"),
         ({"total_steps": 100, "highest": -1.0}, "highest must be"),
         ({"total_steps": 100, "schedule": 0.1}, "schedule must be a function"),

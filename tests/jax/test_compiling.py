@@ -15,7 +15,7 @@ import optax
 
 import hdet.jax
 
-LOOPS = ["busy", "sampled", "ended", "led elsewhere", "has losses", "first slot", "second slot"]
+LOOPS = ["busy", "sampled", "ended", "led elsewhere", "losses", "first slot", "second slot"]
 """What :func:`hdet.jax.numbers.when` does with trees of weights, or with long arrays."""
 
 

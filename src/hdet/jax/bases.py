@@ -9,7 +9,6 @@ what comes out there: ``optax.clip`` is not, and does no harm before the rate.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -33,9 +32,6 @@ _OWN_RATE = (
     *("ScaleByDistanceOverGradientsState", "ScaleByRpropState", "ScaleByZoomLinesearchState", "ScheduleFreeState"),
 )
 """States of optimizers that find a rate of their own: two searches in one would fight."""
-_MANY = 100
-"""Of more arrays than this one of each kind is looked at: the update of a thousand takes seconds to trace."""
-_CURE = "give one whose updates are the rate times something, such as optax.adam(1.0)"
 
 
 def _is_injected(node: Any) -> bool:
@@ -91,11 +87,12 @@ def check_base(base: Any) -> None:
 
 def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree) -> None:
     """Raise if the rate of an optimizer with this state cannot be found. Nothing is computed."""
-    own = parts_of(state, lambda node: type(node).__name__ in _OWN_RATE)
-    if own:
+    kinds, own = _kinds(base, params), parts_of(state, lambda node: type(node).__name__ in _OWN_RATE)
+    if own or (kinds is None and _kinds(base, params, value=1.0) is not None):
+        what = f"has a {type(own[0]).__name__}" if own else "asks for value=, the loss"
         raise ArgumentError(
-            f"base must not find a rate of its own, but got one with a {type(own[0]).__name__}; {_CURE}, or use it "
-            "without hdet.jax.auto"
+            f"base must not find a rate of its own, but got one that {what}; give one whose updates are the rate times "
+            "something, such as optax.adam(1.0), or use it without hdet.jax.auto"
         )
     if parts_of(state, lambda node: isinstance(node, optax.ScaleByScheduleState)) or any(
         _RATE in getattr(one, "hyperparams_states", {}) for one in parts_of(state, _is_injected)
@@ -103,11 +100,6 @@ def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree)
         raise ArgumentError(
             "the learning rate of base must be a number, but got a schedule, which would be multiplied by that of the "
             "search; give the schedule apart: hdet.jax.auto(optax.adam(1.0), total_steps, schedule=your_schedule)"
-        )
-    kinds = _kinds(base, _few(params)) or _kinds(base, params)
-    if kinds is None and _kinds(base, params, value=1.0) is not None:
-        raise ArgumentError(
-            f"base must make updates without the loss, but this one asks for value=, to find a rate of its own; {_CURE}"
         )
     right = {Kind.FREE, Kind.RATED} if rates_in(state) else {*Kind} - {Kind.BENT}
     if not (kinds or set()) <= right:
@@ -132,16 +124,6 @@ def _kinds(base: optax.GradientTransformation, params: Tree, **more: Any) -> set
         return {*_results(jax.make_jaxpr(updates)(*trees), given, turns=Kind.RATED not in given)}
     except Exception:
         return None
-
-
-def _few(params: Tree) -> Tree:
-    """Of many arrays, those that differ from earlier ones in more than numbers in the path: layers are alike."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    if len(leaves) <= _MANY:
-        return params
-    kinds = [(re.sub(r"\d+", "", jax.tree_util.keystr(path)), x.shape, x.dtype) for path, x in leaves]
-    first = {kind: i for i, kind in reversed([*enumerate(kinds)])}
-    return jax.tree.unflatten(structure, [x if first[kinds[i]] == i else None for i, (_, x) in enumerate(leaves)])
 
 
 # -- the program of an update -----------------------------------------------------------------------------------------

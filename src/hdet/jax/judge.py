@@ -15,10 +15,9 @@ from hdet.rule.enums import Verdict
 class Blocks(NamedTuple):
     """The losses of a round."""
 
-    mean: Array
-    """Of the finite losses of each block that has any, one after the other; NaN behind them."""
-    steps: Array
-    """Of the same blocks; 1 behind them."""
+    rows: Array
+    """Of the blocks with finite losses, one after the other: the means of these losses, and the blocks' steps; NaN
+    behind them. All blocks that are remembered are such rows."""
     count: Array
     nonfinite: Array
     """Steps with losses after these blocks."""
@@ -26,23 +25,30 @@ class Blocks(NamedTuple):
     @classmethod
     def of(cls, mean: Array, steps: Array, given: Array) -> Blocks:
         """Of the blocks of a round; ``given``: those with any loss."""
-        place, known = jnp.arange(BLOCKS), given & jnp.isfinite(mean)
+        known = given & jnp.isfinite(mean)
         seen = jnp.cumsum(known)
         is_later = given & ~known & (seen == seen[-1])
-        order = jnp.sum(seen <= place[:, None], axis=1)  # the places of known blocks; behind them, none
-        means, lengths = (row.at[order].get(mode="fill", fill_value=x) for row, x in ((mean, jnp.nan), (steps, 1)))
+        order = jnp.sum(seen <= jnp.arange(BLOCKS)[:, None], axis=1)  # the places of known blocks; behind them, none
+        rows = jnp.stack([mean, steps]).at[:, order].get(mode="fill", fill_value=jnp.nan)
         nonfinite = jnp.sum(jnp.where(is_later, steps, 0)).astype(jnp.int32)
-        return cls(means, lengths, seen[-1].astype(jnp.int32), nonfinite)
+        return cls(rows, seen[-1].astype(jnp.int32), nonfinite)
 
-    def behind(self, means: Array, steps: Array) -> tuple[Array, Array]:
-        """Blocks that are at the end of their arrays, and these behind them."""
-        return jnp.concatenate([means, self.mean]), jnp.concatenate([steps, self.steps])
+    @property
+    def mean(self) -> Array:
+        return self.rows[0]
 
-    def last(self, means: Array, steps: Array) -> tuple[Array, Array]:
-        """The last ones of some blocks and these, at the end of arrays as long as those."""
-        rows = self.behind(means, steps)
-        means, steps = (jax.lax.dynamic_slice_in_dim(row, self.count, len(means)) for row in rows)
-        return means, steps
+    def only_if(self, condition: Array) -> Blocks:
+        """These blocks, or none."""
+        count = jnp.where(condition, self.count, 0)
+        return self._replace(rows=jnp.where(condition, self.rows, jnp.nan), count=count)
+
+    def behind(self, rows: Array) -> Array:
+        """Blocks that are at the end of their rows, and these behind them."""
+        return jnp.concatenate([rows, self.rows], axis=1)
+
+    def last(self, rows: Array) -> Array:
+        """The last ones of some blocks and these, at the end of rows as long as those."""
+        return jax.lax.dynamic_slice_in_dim(self.behind(rows), self.count, rows.shape[1], axis=1)
 
 
 class LossHistory(NamedTuple):
@@ -52,7 +58,6 @@ class LossHistory(NamedTuple):
     gain: Array
     before: Array
     recent: Array
-    recent_steps: Array
     second_differences: Array
     latest: Array
     nonfinite_streak: Array
@@ -65,8 +70,7 @@ class LossHistory(NamedTuple):
             lowest=number(jnp.nan),
             gain=number(0.0),
             before=absent(2),
-            recent=absent(FEWEST),
-            recent_steps=jnp.ones_like(absent(FEWEST)),
+            recent=absent(2, FEWEST),
             second_differences=absent(REMEMBERED),
             latest=absent(BLOCKS),
             nonfinite_streak=jnp.zeros((), jnp.int32),
@@ -92,16 +96,14 @@ class LossHistory(NamedTuple):
         is_bad, is_freed = verdict == Verdict.DIVERGED, verdict == Verdict.FALSE_ALARM
         is_told = (blocks.count > 0) & ~is_bad
         is_fine, lowest = is_told & ~is_freed, jnp.fmin(level, self.lowest)
-        recent = jnp.where(is_freed, jnp.nan, self.recent)
-        recent, recent_steps = blocks.last(recent, self.recent_steps)
-        latest = _second_differences(*blocks.behind(self.recent[-2:], self.recent_steps[-2:]))
+        recent = blocks.last(jnp.where(is_freed, jnp.nan, self.recent))
+        latest = _second_differences(blocks.behind(self.recent[:, -2:]))
         before = jnp.stack([jnp.where(is_freed, jnp.nan, self.before[1]), level])
         return self._replace(
             lowest=jnp.where(is_fine, lowest, self.lowest),
             gain=self.gain + jnp.where(is_fine, jnp.nan_to_num(self.lowest - lowest), 0.0),
             before=jnp.where(is_told, before, self.before),
             recent=jnp.where(is_bad, jnp.nan, recent),
-            recent_steps=recent_steps,
             latest=jnp.where(is_fine, latest, jnp.where(is_bad | is_freed, jnp.nan, self.latest)),
             nonfinite_streak=judged.nonfinite_streak,
             suspect_level=jnp.where(is_bad, level, jnp.where(is_told, jnp.nan, self.suspect_level)),
@@ -135,7 +137,7 @@ def judge(history: LossHistory, noise: Array, blocks: Blocks, falling: Array, do
     """One round; ``noise``: that of the history."""
     count, is_known = blocks.count, blocks.count > 0
     streak = blocks.nonfinite + jnp.where(is_known, 0, history.nonfinite_streak)
-    recent, _ = blocks.last(history.recent, history.recent_steps)
+    recent = blocks.last(history.recent)[0]
     level, _ = middle(jnp.where(count >= FEWEST, blocks.mean, jnp.concatenate([recent, absent(BLOCKS - FEWEST)])))
     is_free = is_known & jnp.isfinite(history.suspect_level) & _is_as_bad_at_once(history, blocks)
     can_diverge, is_long = is_known & ~jnp.isnan(recent[0]), streak >= FEWEST
@@ -167,8 +169,9 @@ def _has_diverged(
     return rise > jnp.maximum(lost, fewer * noise), rise > jnp.maximum(lost, LIMITS.noise * noise)
 
 
-def _second_differences(means: Array, steps: Array) -> Array:
+def _second_differences(rows: Array) -> Array:
     """From the first one on that is known."""
+    means, steps = rows
     shortest = jnp.minimum(jnp.minimum(steps[:-2], steps[1:-1]), steps[2:])
     found = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:]) * jnp.sqrt(shortest)
     return jax.lax.dynamic_slice_in_dim(jnp.concatenate([found, absent(2)]), jnp.sum(jnp.isnan(means[:2])), BLOCKS)

@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hdet.jax import numbers as xp
 from hdet.jax.numbers import Array, number, where
-from hdet.rule.estimate import PathSums, Sums, balance, estimate, straightness, weight_ratio
+from hdet.rule import estimate as rule
+from hdet.rule.estimate import PathSums, Sums, weight_ratio
 
 _Tree = TypeVar("_Tree")
 Tree = Any
@@ -41,11 +42,6 @@ def copied(tree: _Tree, params: Tree) -> _Tree:
         return jax.device_put(x, NamedSharding(meshes[0], PartitionSpec())) if meshes and is_alone else x
 
     return jax.tree.map(copy, tree)
-
-
-def moved_by(params: Tree, updates: Tree) -> Tree:
-    """The weights after an update, as ``optax.apply_updates`` makes them."""
-    return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
 
 
 def difference(left: Tree, right: Tree) -> Tree:
@@ -85,27 +81,13 @@ def typical_norm(sizes: Array, lengths: Array, moves: Array) -> Array:
     return jnp.sqrt(jnp.sum(jnp.where(is_moved, sizes * jnp.minimum(each, middle) ** 2, 0.0)))
 
 
-class Measured(NamedTuple):
-    """What the steps have come to, by the names of :class:`hdet.rule.estimate.Measured`."""
-
-    moved: Array
-    distance: Array
-    estimated_rate: Array
-    """In units of the guess; 0 where the gradients say nothing."""
-    straightness: Array
-    balance: Array
-    is_broken: Array
-    """Whether some gradient was not finite, so that a new path must begin."""
-    typical: Array
-    gradient: Array = 0.0
-    rates: Array = 0.0
-    path_steps: Array = 0
-    rounding: float = 0.0
+class Measured(rule.Measured):
+    """What the steps have come to, as arrays. Rates are in units of the guess."""
 
     @property
-    def has_estimate(self) -> Array:
-        """Whether the estimated rate says anything."""
-        return (self.gradient != 0) & (self.path_steps != 1)
+    def gradient(self) -> Array:
+        """The largest of all ``gradients``; below 0: none was sampled there. NaN is not hidden."""
+        return jnp.max(self.gradients, initial=0.0)
 
 
 class Path(NamedTuple):
@@ -120,6 +102,7 @@ class Path(NamedTuple):
     rate: Array
     """Of the step that was sampled last."""
     typical: Array
+    """The typical norm of the weights over their norm."""
 
     @classmethod
     def new(cls) -> Path:
@@ -143,8 +126,8 @@ class Path(NamedTuple):
 
     def measured(
         self, sizes: Array, lengths: Array, moves: Array, denominator: Array, rates: Array, is_first: Array
-    ) -> Measured:
-        """What has come of a path.
+    ) -> tuple[Measured, Path]:
+        """What has come of a path; and the path, which learns the typical norm of the weights from a first step.
 
         Args:
             sizes: how many numbers each array has.
@@ -162,12 +145,6 @@ class Path(NamedTuple):
         moved = jnp.nan_to_num(jnp.where(size > 0, move / size, move), nan=jnp.inf, posinf=jnp.inf)
         is_whole = jnp.isfinite(self.sums.numerator) & jnp.isfinite(denominator)
         sums = where(is_whole & ~is_first, self.sums.over(denominator, rates), Sums(0.0, 0.0, 0.0))
-        return Measured(
-            moved=moved,
-            distance=move,
-            estimated_rate=estimate(sums, xp),
-            straightness=straightness(sums, xp),
-            balance=balance(sums, xp),
-            is_broken=~is_first & ~is_whole,
-            typical=typical,
-        )
+        estimated, straight = rule.estimate(sums, xp), rule.straightness(sums, xp)
+        measured = Measured(moved, move, estimated, straight, rule.balance(sums, xp), is_broken=~is_first & ~is_whole)
+        return measured, self._replace(typical=typical)

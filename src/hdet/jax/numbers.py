@@ -25,9 +25,9 @@ def number(value: float) -> Array:
     return jnp.asarray(value, dtype=jnp.result_type(float))
 
 
-def absent(count: int) -> Array:
-    """Room for ``count`` numbers."""
-    return jnp.full(count, jnp.nan, dtype=jnp.result_type(float))
+def absent(*shape: int) -> Array:
+    """Room for an array of numbers."""
+    return jnp.full(shape, jnp.nan, dtype=jnp.result_type(float))
 
 
 def where(condition: Array, yes: _Tree, no: _Tree) -> _Tree:

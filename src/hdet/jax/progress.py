@@ -43,12 +43,6 @@ class Outlook(NamedTuple):
     is_undone: Array
     """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
 
-    @classmethod
-    def unknown(cls) -> Outlook:
-        """Without losses."""
-        yes = jnp.ones((), bool)
-        return cls(number(jnp.nan), number(jnp.nan), is_below=yes, has_gained=yes, is_undone=~yes)
-
 
 class Scale(NamedTuple):
     """What falls are measured by. Losses are above the first: in float32 differences are more exact than losses."""
@@ -77,7 +71,7 @@ class Progress(NamedTuple):
     """The losses so far, by rounds."""
 
     start: Array
-    start_steps: Array
+    """The first two blocks."""
     losses: Array
     """Two rows: level and noise of each round."""
     steps: Array
@@ -85,18 +79,17 @@ class Progress(NamedTuple):
     count: Array
     """Rounds that are remembered: the first of those above."""
     last: Array
-    last_steps: Array
+    """The last two blocks."""
     fell: Array
 
     @classmethod
     def new(cls) -> Progress:
         """Before any loss."""
-        two, losses, steps = absent(2), absent(2 * _ROOM).reshape(2, _ROOM), jnp.zeros((2, _ROOM + 1), jnp.int32)
-        count, ones = jnp.zeros((), jnp.int32), jnp.ones_like(two)
-        return cls(two, ones, losses, steps, count, two, ones, jnp.zeros((), bool))
+        two, steps, count = absent(2, 2), jnp.zeros((2, _ROOM + 1), jnp.int32), jnp.zeros((), jnp.int32)
+        return cls(two, absent(2, _ROOM), steps, count, two, jnp.zeros((), bool))
 
     def after(self, apart: Apart, blocks: Blocks, end: Array, phase: Array) -> tuple[Progress, Outlook]:
-        """A round of this phase has ended with these losses."""
+        """A round of this phase has ended with these losses, of which there may be none."""
         noise = apart(lambda: self._noise(blocks))
         found = when(apart.sure, lambda one: one._with_round(blocks, noise, end, phase == Phase.FIRST), self)
         noises = found._noises
@@ -106,31 +99,24 @@ class Progress(NamedTuple):
 
     def _noise(self, blocks: Blocks) -> Array:
         """Of a single step, by three neighbours each."""
-        means, steps = blocks.behind(self.last, self.last_steps)
+        means, steps = blocks.behind(self.last)
         bends = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:])
         noises = bends / jnp.sqrt(1 / steps[:-2] + 4 / steps[1:-1] + 1 / steps[2:]) / HALF
         return jnp.where(count_of(noises) > 0, sum(middle(noises)) / 2, jnp.nan)
 
     def _with_round(self, blocks: Blocks, noise: Array, end: Array, is_first: Array) -> Progress:
-        is_known, begun = blocks.count > 0, count_of(self.start)
+        is_known, begun = blocks.count > 0, count_of(self.start[0])
         place = jnp.where(is_first & is_known, jnp.minimum(self.count, _FIRST_STEPS), self.count)
-        steps = jnp.sum(jnp.where(jnp.isnan(blocks.mean), 0, blocks.steps)).astype(jnp.int32)
+        steps = jnp.nansum(blocks.rows[1]).astype(jnp.int32)
         losses, ends = jnp.stack([sum(middle(blocks.mean)) / 2, noise]), jnp.stack([self._until(place) + steps, end])
         row = jnp.zeros_like(place)
-        start, start_steps = (
-            jax.lax.dynamic_update_slice_in_dim(jnp.concatenate([row, more]), more, begun, 0)[: len(row)]
-            for row, more in ((self.start, blocks.mean), (self.start_steps, blocks.steps))
-        )
-        last, last_steps = blocks.last(self.last, self.last_steps)
-        return Progress(
+        start = jax.lax.dynamic_update_slice(blocks.behind(self.start), blocks.rows, (row, begun))[:, :2]
+        return self._replace(
             start=start,
-            start_steps=start_steps,
             losses=jax.lax.dynamic_update_slice(self.losses, losses[:, None], (row, place)),
             steps=jax.lax.dynamic_update_slice(self.steps, ends[:, None], (row, place + 1)),
             count=jnp.where(is_known, place + 1, self.count),
-            last=last,
-            last_steps=last_steps,
-            fell=self.fell,
+            last=blocks.last(self.last),
         )
 
     def cleared(self) -> Progress:
@@ -148,7 +134,7 @@ class Progress(NamedTuple):
             return (count > 0) & (at(self.steps, 1, count) > step)
 
         count = jax.lax.while_loop(is_later, lambda count: count - 1, before.count)
-        return self.cleared()._replace(start=before.start, start_steps=before.start_steps, count=count)
+        return self.cleared()._replace(start=before.start, count=count)
 
     # -- what follows -------------------------------------------------------------------------------------------------
 
@@ -172,10 +158,10 @@ class Progress(NamedTuple):
         return at(self.losses, 0, place) - first, steps.astype(first.dtype)
 
     def _scale(self, noises: Array) -> Scale:
-        known, steps = up_to(jnp.inf, noises), jnp.where(jnp.isnan(self.start), 0, self.start_steps)
-        few, doubt = jnp.sum(steps), 1 + FEW / jnp.sqrt(jnp.maximum(known, 1))
+        known, (means, steps) = up_to(jnp.inf, noises), self.start
+        few, doubt = jnp.nansum(steps), 1 + FEW / jnp.sqrt(jnp.maximum(known, 1))
         median = (at(noises, jnp.maximum(known - 1, 0) >> 1) + at(noises, known >> 1)) / 2
-        first, zero = jnp.nansum(self.start * steps) / few, number(0.0)
+        first, zero = jnp.nansum(means * steps) / few, number(0.0)
         least = jnp.maximum(LATEST * self._until(self.count), FEWEST)
 
         def longer(latest: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -191,29 +177,27 @@ class Progress(NamedTuple):
     def _outlook(self, scale: Scale) -> tuple[Array, Outlook]:
         """Whether the loss had clearly fallen at the end of any round, and what follows."""
         first = scale.first
-        fell, is_below, has_not_risen, gained = self._any_fall(scale)
+        fell, is_below, has_not_risen, gained, _ = self._any_fall(scale)
         fell = self.fell | fell
         is_undone, has_gained = scale.is_known & (~has_not_risen | (fell & ~gained)), ~scale.is_known | gained
         return fell, Outlook(first, first + scale.latest, jnp.isnan(first) | is_below, has_gained, is_undone)
 
-    def _any_fall(self, scale: Scale, deviations: float | None = None) -> Array:
+    def _any_fall(self, scale: Scale, deviations: float = SURE) -> Array:
         """Of any fall from a beginning to the latest losses: whether it is clear however little is known of the noise,
-        is clear, is no rise, and is not 0; and, if they are given, whether it is beyond so many deviations and more
-        than next to nothing."""
+        is clear, is no rise, is not 0, and is beyond so many deviations and more than next to nothing."""
         first, few, single, doubt, zero = scale.first, scale.few, scale.single, scale.doubt, number(0.0)
         rounded = ROUNDED * jnp.abs(first)
 
         def answers(mean: Array, steps: Array) -> Array:
             fall, size, noise = mean - scale.latest, jnp.abs(first + mean), single * jnp.sqrt(1 / steps + scale.share)
             least = jnp.maximum(jnp.minimum(LEAST * size, FAR * single), ROUNDED * size)
-            found = [
+            found = (
                 fall > jnp.maximum(CLEAR * doubt * noise, rounded),
                 fall > jnp.maximum(CLEAR * noise, rounded),
                 ~(-fall > RISEN * doubt * noise),
                 ~(fall <= 0),
-            ]
-            if deviations is not None:
-                found.append(fall > jnp.maximum(deviations * noise, least))
+                fall > jnp.maximum(deviations * noise, least),
+            )
             return scale.is_known & jnp.stack(found)
 
         def goes_on(beginning: tuple[Array, Array, Array]) -> Array:

@@ -65,9 +65,8 @@ class Snapshots(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What is known when a round ends, by the names of :class:`hdet.rule.state.Evidence`."""
+    """What is known when a round ends, by the names of :class:`hdet.rule.decision.Evidence`."""
 
-    phase: Array
     end: Array
     steps: Array
     length: Array
@@ -110,11 +109,8 @@ class Decision(NamedTuple):
 class Cases(NamedTuple):
     """What has happened in a round."""
 
-    is_first: Array
-    """It was a first step."""
     is_judged: Array
     """It was a round of the search. All cases below are such rounds."""
-    stops: Array
     lags: Array
     """The search stops because the steps do not follow the rate."""
     is_excused: Array
@@ -131,7 +127,7 @@ class Cases(NamedTuple):
     @classmethod
     def of(cls, state: State, snapshots: Snapshots, evidence: Evidence, judged: Judged, outlook: Outlook) -> Cases:
         """One round, of whose losses the judge and the progress so far have said this."""
-        is_first, verdict, has = state.phase == Phase.FIRST, judged.verdict, snapshots.exist
+        verdict, has = judged.verdict, snapshots.exist
         is_searching, is_sound = state.phase == Phase.SEARCHING, jnp.isfinite(evidence.measured.moved)
         is_ignored = is_searching & lags(state, evidence, xp)
         is_judged = is_searching & ~is_ignored
@@ -143,9 +139,7 @@ class Cases(NamedTuple):
         has_diverged = is_judged & ~is_excused & ((verdict == Verdict.DIVERGED) | is_dead | is_astray | ~is_sound)
         is_well = is_judged & ~is_excused & ~has_diverged
         return cls(
-            is_first=is_first,
             is_judged=is_judged,
-            stops=is_ignored | (is_first & (evidence.end > jnp.maximum(evidence.peak, C.min_steps))),
             lags=is_ignored,
             is_excused=is_excused,
             is_dead=is_dead,
@@ -160,18 +154,22 @@ def after_round(apart: Apart, state: State, snapshots: Snapshots, evidence: Evid
     """One round."""
     zero = jnp.zeros((), jnp.int32)
     found = Decision(state, snapshots, zero, zero, zero, jnp.zeros((), bool), zero)
-    found = when(cases.is_first, lambda one: _after_first_step(one, evidence), found)
+    found = when(state.phase == Phase.FIRST, lambda one: _after_first_step(one, evidence), found)
     restored = apart(lambda: _restored(state, cases))
     raised = apart(lambda: steered(restored, evidence, evidence.length, C, xp))
     rated = where(evidence.is_falling, restored, raised)
     found = when(cases.is_judged, lambda one: _judged(one, evidence, cases, rated), found)
-    return apart(lambda: where(cases.stops, _stopped(evidence, cases.lags), _kept(found, evidence.end)))
+    return apart(lambda: _stopped(_kept(found, evidence.end), state.phase, evidence, cases.lags))
 
 
-def _stopped(evidence: Evidence, lags: Array) -> Decision:
+def _stopped(found: Decision, phase: Array, evidence: Evidence, lags: Array) -> Decision:
+    """The end of the search, if it stops; else what was decided."""
+    is_late = (phase == Phase.FIRST) & (evidence.end > jnp.maximum(evidence.peak, C.min_steps))
     why = jnp.where(evidence.measured.moved > 0, code_of(Reason.NO_GRADIENT), code_of(Reason.NEVER_MOVED))
     why = jnp.where(lags, code_of(Reason.RATE_IGNORED), why)
-    return Decision(new_state(Phase.STOPPED), Snapshots.none(), Action.NOTHING, 0, code_of(Event.STOPPED), False, why)
+    none, given = Snapshots.none(), new_state(Phase.STOPPED)
+    stopped = Decision(given, none, Action.NOTHING, 0, code_of(Event.STOPPED), False, why)
+    return where(lags | is_late, stopped, found)
 
 
 def _kept(found: Decision, end: Array) -> Decision:

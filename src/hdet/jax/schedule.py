@@ -14,7 +14,7 @@ from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
-from hdet.rule.constants import CLIMB, DEFAULT, DIV_FACTOR, FINAL_DIV_FACTOR, HOLD
+from hdet.rule.constants import CLIMB, DEFAULT, DIV_FACTOR, FINAL_DIV_FACTOR, HOLD, RISE
 
 _FLOOR, _START = 1 / (DIV_FACTOR * FINAL_DIV_FACTOR), 1 / DIV_FACTOR
 """Of the peak: where a trapezoid ends, and where it begins without a search."""
@@ -27,21 +27,20 @@ class Plan(NamedTuple):
 
     total: Array
     """Steps of the run; :data:`hdet.jax.progress.LONGEST`: the length is unknown."""
-    warm: Array
-    """Where the plain rise ends, if the search has stopped and the guess is used."""
     peak: Array
-    """Where the search's own climb ends."""
+    """Where the search's own climb ends, and a trapezoid's rise."""
     falls_from: Array
     is_given: Array
     """Whether the run follows a schedule of the user's, which has an end of its own."""
 
     @classmethod
-    def of(cls, total_steps: int | None, pct_start: float, shape: Shape | None) -> Plan:
+    def of(cls, total_steps: int | None, shape: Shape | None) -> Plan:
         """Of a run; ``shape``: that of a schedule of the user's."""
-        end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
-        climbs = end if shape is None else max(shape.step, CLIMB * (total_steps or 0))
+        peak = DEFAULT.min_steps if total_steps is None else RISE * total_steps - 1
+        if shape is not None:
+            peak = max(shape.step, CLIMB * (total_steps or 0))
         total, hold = jnp.asarray(total_steps or LONGEST, jnp.int32), HOLD * (total_steps or 0) - 1
-        return cls(total, number(end), number(climbs), number(max(end, hold)), jnp.asarray(shape is not None))
+        return cls(total, number(peak), number(hold), jnp.asarray(shape is not None))
 
     @property
     def is_endless(self) -> Array:
@@ -55,16 +54,15 @@ class Plan(NamedTuple):
 
     def plain(self, t: Array) -> Array:
         """The same with its rise, along a line."""
-        rising = _START + (1 - _START) * t / jnp.where(self.warm > 0, self.warm, 1.0)
-        return jnp.where(t < self.warm, rising, self.held(t))
+        rising = _START + (1 - _START) * t / jnp.where(self.peak > 0, self.peak, 1.0)
+        return jnp.where(t < self.peak, rising, self.held(t))
 
     def finished(self, now: Array, steps: int) -> Plan:
         """It falls over ``steps`` steps from ``now`` on; if it falls already, it does so faster, or slower."""
         has_fallen = (now > self.falls_from) & ~self.is_endless & (steps > 1)
         pace = number(steps - 1.0) / jnp.maximum(self.total - 1 - now, 1)
         begin = jnp.where(has_fallen, now + pace * (self.falls_from - now), now - 1).astype(self.peak.dtype)
-        none = jnp.full_like(self.warm, -1)
-        return self._replace(total=(now + steps).astype(self.total.dtype), warm=none, peak=begin, falls_from=begin)
+        return self._replace(total=(now + steps).astype(self.total.dtype), peak=begin, falls_from=begin)
 
 
 class Shape(NamedTuple):

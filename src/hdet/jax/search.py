@@ -19,14 +19,13 @@ from hdet.errors import ArgumentError
 from hdet.jax import numbers as xp
 from hdet.jax.bases import check_base, check_updates, rates_in, with_rates
 from hdet.jax.judge import Blocks, Judged, LossHistory, judge, noise_in
-from hdet.jax.measure import Measured, Path, Tree, as_exact, copied, difference, dot, largest, moved_by, norms, sizes_of
+from hdet.jax.measure import Measured, Path, Tree, as_exact, copied, difference, dot, largest, norms, sizes_of
 from hdet.jax.numbers import Apart, Array, count_of, number, quotient, typed_as, when, where
-from hdet.jax.progress import LONGEST, Outlook, Progress
+from hdet.jax.progress import LONGEST, Progress
 from hdet.jax.rule import Cases, Decision, Evidence, Snapshots, after_round, peak_factor
 from hdet.jax.schedule import Plan, Shape
 from hdet.jax.state import AutoState, Memory, Notes, Round, Steps
 from hdet.rule.constants import DEFAULT as C
-from hdet.rule.constants import RISE
 from hdet.rule.enums import Action, Phase, Verdict
 from hdet.rule.state import State
 
@@ -42,7 +41,6 @@ def auto(
     total_steps: int | None = None,
     *,
     schedule: optax.Schedule | None = None,
-    pct_start: float = RISE,
     rollback: bool = True,
     highest: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -57,7 +55,6 @@ def auto(
         total_steps: the length of the run, at most 2**30; None: until :func:`hdet.jax.finish` is called.
         schedule: an optax schedule. Only its shape counts: it is divided by its peak. None: the trapezoid of
             :func:`hdet.auto`.
-        pct_start: the part of the run in which a trapezoid rises.
         rollback: whether two snapshots of weights and base state are kept for rollbacks.
         highest: a rate that is never exceeded; None: no bound.
 
@@ -66,7 +63,6 @@ def auto(
     """
     if total_steps is not None:
         must_count(1, "leave it out if the length is unknown", high=LONGEST - 1, total_steps=total_steps)
-    must_be("a number from 0 to 1", is_real(pct_start) and 0 <= pct_start <= 1, "for instance 0.3", pct_start=pct_start)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
     fits = highest is None or (is_real(highest) and float(highest) > 0)
     must_be("a number above 0, or None", fits, "leave it out for no bound", highest=highest)
@@ -75,7 +71,7 @@ def auto(
         raise ArgumentError("schedule must come with the length of the run, but total_steps is None; give total_steps")
     shape = None if schedule is None else Shape.of(schedule, int(total_steps or 0))
     most = math.inf if highest is None else float(highest)
-    search = _Search(optax.with_extra_args_support(base), total_steps, shape, float(pct_start), rollback, most)
+    search = _Search(optax.with_extra_args_support(base), total_steps, shape, rollback, most)
     return optax.GradientTransformationExtraArgs(search.init, search.update)
 
 
@@ -85,7 +81,6 @@ class _Search(NamedTuple):
     base: optax.GradientTransformationExtraArgs
     total_steps: int | None
     shape: Shape | None
-    pct_start: float
     rollback: bool
     highest: float
 
@@ -99,7 +94,7 @@ class _Search(NamedTuple):
         inner = self.base.init(params)
         check_updates(self.base, inner, params)
         too_short = self.total_steps is not None and self.total_steps < C.min_steps
-        memory = Memory.new(Plan.of(self.total_steps, self.pct_start, self.shape), too_short)
+        memory = Memory.new(Plan.of(self.total_steps, self.shape), too_short)
         origin, slots = as_exact(params), ((params, inner), (params, inner)) if self.rollback else ()
         total = jax.tree.map(jnp.zeros_like, origin)
         state = AutoState(inner, rates_in(inner), origin, total, slots, Steps.new(), {})
@@ -155,16 +150,16 @@ class _Search(NamedTuple):
 
     def _ended(self, apart: Apart, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
         """Measure, decide, act. ``state`` is that after the step, whose updates are ``made``."""
-        weights = moved_by(params, made)
+        weights = optax.apply_updates(params, made)
         lengths, way = norms(state.origin), difference(state.origin, weights)
         moves, product = norms(way), dot(state.total, way)
-        measured = apart(lambda: _measured(state, lengths, moves, product))
+        measured, path = apart(lambda: _measured(state, lengths, moves, product))
         evidence, given = apart(lambda: self._evidence(state, measured))
         rounding = max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights))
         evidence = evidence._replace(measured=evidence.measured._replace(rounding=rounding))
         decision, history, progress = _decided(apart, state, evidence, apart(lambda: Blocks.of(*given)))
         found, snapshots, notes, keeps, target = apart(lambda: self._found(state, evidence, decision))
-        path, steps = apart(lambda: _begun(state, measured, evidence, decision, notes.looks(found.phase)))
+        path, steps = apart(lambda: _begun(state, path, evidence, decision, notes.looks(found.phase)))
         slots = tuple(
             when(keep, lambda _: (weights, state.inner), slot) for keep, slot in zip(keeps, state.slots, strict=False)
         )
@@ -184,7 +179,6 @@ class _Search(NamedTuple):
         says = looks & ~measured.is_broken & (is_first | ~steps.withheld)
         before, now = jax.vmap(self._shape(state).held)(jnp.stack([t - 1, t]))
         evidence = Evidence(
-            phase=phase,
             end=t,
             steps=t - round.begun,
             length=jnp.where(plan.is_endless, C.assumed_length * t, plan.total),
@@ -195,7 +189,7 @@ class _Search(NamedTuple):
                 moved=jnp.where(steps.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
                 straightness=jnp.where(says, measured.straightness, 0.0),
                 balance=jnp.where(says, measured.balance, 0.0),
-                gradient=jnp.where(says, jnp.max(jnp.where(round.sizes == -1, 0.0, round.sizes)), 0.0),
+                gradients=jnp.where(says, round.sizes, 0.0),
                 rates=jnp.where(looks, steps.rates.total, 0.0),
                 path_steps=jnp.where(looks, t - state.part("path").begun, 0),
             ),
@@ -238,11 +232,11 @@ class _Search(NamedTuple):
         ``completes``: this is no step of training: its update removes what rounding has left of the one before.
         """
         target, kinds = state.part("round").returns, (as_exact(params), state.inner)
-        places = [*state.slots, (state.origin, None), (moved_by(params, made), None)]
+        places = [*state.slots, (state.origin, None), (optax.apply_updates(params, made), None)]
         ways = [lambda place=place: typed_as(self._place(place, params), kinds) for place in places]
         weights, inner = jax.lax.switch(target - (_ORIGIN - len(state.slots)), ways)
         out = jax.tree.map(lambda x, u: x.astype(u.dtype), difference(weights, params), made)
-        rest = difference(weights, moved_by(params, out))
+        rest = difference(weights, optax.apply_updates(params, out))
         is_done = completes | (dot(rest, rest) <= _RESIDUE**2 * dot(weights, weights))
         rest, phase, plan = jnp.where(is_done, -1, target), state.part("learned").phase, state.part("plan")
         round = Round.beginning(state.steps.made, phase, plan, returns=rest)
@@ -266,21 +260,21 @@ def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree)
     return state.remembering(path=path, round=round._replace(sizes=sizes))._replace(origin=origin, total=total)
 
 
-def _measured(state: AutoState, *distance: Array) -> Measured:
+def _measured(state: AutoState, *distance: Array) -> tuple[Measured, Path]:
     is_first = state.part("learned").phase == Phase.FIRST
     return state.part("path").measured(sizes_of(state.origin), *distance, state.steps.rates.total, is_first)
 
 
 def _begun(
-    state: AutoState, measured: Measured, evidence: Evidence, decision: Decision, still_looks: Array
+    state: AutoState, path: Path, evidence: Evidence, decision: Decision, still_looks: Array
 ) -> tuple[Path, Steps]:
     """The path and the steps as the next round begins."""
-    steps, path, lost = state.steps, state.part("path"), measured.is_broken | state.steps.withheld
-    resets_path = decision.resets_path | (evidence.looks & lost & (evidence.phase != Phase.FIRST)) | ~still_looks
+    steps, lost = state.steps, evidence.measured.is_broken | state.steps.withheld
+    is_first = state.part("learned").phase == Phase.FIRST
+    resets_path = decision.resets_path | (evidence.looks & lost & ~is_first) | ~still_looks
     resets_path = resets_path | (steps.made >= state.part("plan").total)
     begun = jnp.where(resets_path, steps.made, path.begun)
-    typical = jnp.where(evidence.looks, measured.typical, path.typical)
-    return path._replace(begun=begun, typical=typical), steps.with_new_round(resets_path)
+    return path._replace(begun=begun), steps.with_new_round(resets_path)
 
 
 def _decided(
@@ -288,6 +282,8 @@ def _decided(
 ) -> tuple[Decision, LossHistory, Progress]:
     """What follows from a round, and the losses so far as they are remembered after it."""
     has_losses, snapshots, before = evidence.has_losses, state.part("snapshots"), state.part("progress")
+    learned = state.part("learned")
+    phase = learned.phase
 
     def known() -> LossHistory:
         begins = has_losses & ~state.part("notes").has_losses  # gradients were judged until now
@@ -297,32 +293,28 @@ def _decided(
         doubted = has_losses & evidence.measured.has_estimate & (evidence.estimated_log_factor == -jnp.inf)
         return judge(history, noise, blocks, evidence.is_falling, doubted)
 
-    def fresh() -> Progress:
-        own = state.part("progress")._replace(losses=(), steps=())
+    def fresh() -> tuple[Progress, Blocks]:
+        own = before._replace(losses=(), steps=())
         is_harder = (judged.verdict == Verdict.FALSE_ALARM) & jnp.isfinite(evidence.measured.moved)
-        return where(is_harder & (evidence.phase == Phase.SEARCHING), own.cleared(), own)
+        return where(is_harder & (phase == Phase.SEARCHING), own.cleared(), own), blocks.only_if(has_losses)
 
     def cases_of() -> tuple[State, Cases, Array, Array]:
-        found = state.part("learned")
-        cases = Cases.of(found, snapshots, evidence, judged, outlook)
+        cases = Cases.of(learned, snapshots, evidence, judged, outlook)
         adds = cases.is_judged & ~cases.is_excused & (judged.verdict == Verdict.FINE) & (blocks.count > 0)
         added, goes_back = jnp.where(adds, count_of(history.latest), 0), cases.is_excused | cases.is_back
-        return found.bounded(evidence.highest, xp), cases, goes_back, added
+        return learned.bounded(evidence.highest, xp), cases, goes_back, added
 
     history = apart(known)
     ordered = jnp.sort(history.second_differences)
     noise = apart(lambda: noise_in(ordered))
     judged = apart(verdict)
-    progress = apart(fresh)._replace(losses=before.losses, steps=before.steps)
-    progress, outlook = when(
-        has_losses,
-        lambda both: both[0].after(apart, blocks, evidence.end, evidence.phase),
-        (progress, Outlook.unknown()),
-    )
+    progress, losses = apart(fresh)
+    progress = progress._replace(losses=before.losses, steps=before.steps)
+    progress, outlook = progress.after(apart, losses, evidence.end, phase)
     evidence = evidence._replace(has_fallen=outlook.is_below, has_gained=outlook.has_gained)
     found, cases, goes_back, added = apart(cases_of)
     decision, step = after_round(apart, found, snapshots, evidence, cases), snapshots.steps
-    progress = when(goes_back, lambda one: one.rolled_back(state.part("progress"), step[decision.slot]), progress)
+    progress = when(goes_back, lambda one: one.rolled_back(before, step[decision.slot]), progress)
     after = when(cases.is_judged, lambda one: where(cases.is_excused, one, one.after(judged, blocks)), history)
     after = when(cases.is_dead, lambda one: one.suspecting(outlook.latest, outlook.first), after)
     after = when(cases.is_astray, lambda one: one.suspecting(jnp.nan, jnp.nan), after)

@@ -216,7 +216,7 @@ class AutoState(NamedTuple):
 @cache
 def _outline() -> Memory:
     """The shapes and types in a memory; floats may be of either size."""
-    return jax.eval_shape(lambda: Memory.new(Plan.of(None, 0.3, None), is_too_short=False))
+    return jax.eval_shape(lambda: Memory.new(Plan.of(None, None), is_too_short=False))
 
 
 @cache

@@ -176,7 +176,7 @@ class Measured(NamedTuple):
 
         Without gradients the sum of rates has grown all the same, and with it the estimate.
         """
-        return self.gradient != 0 and self.path_steps != 1
+        return (self.gradient != 0) & (self.path_steps != 1)
 
 
 def largest_sizes(columns: Iterable[Sequence[float]]) -> tuple[float, ...]:
