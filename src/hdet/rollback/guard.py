@@ -134,7 +134,8 @@ class Guard:
         self._unheard = 0
         """Calls of :meth:`step` since the guard was built or loaded; -1: a step of the optimizer was heard of."""
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_ends)
-        hook_saving(optimizer, self, Guard._step_is_over)
+        # An optimizer is saved between steps. If the last one has raised, rates and gradients are still changed.
+        hook_saving(optimizer, self, lambda guard, _: guard._step.ends())
 
     @property
     def factor(self) -> float:
@@ -181,10 +182,6 @@ class Guard:
     def _step_ends(self, *_: Any) -> None:
         if len(parts_of(self._optimizer)) == 1:  # else others are to be stepped yet: :meth:`step` does it
             self._step.ends()
-
-    def _step_is_over(self, *_: Any) -> None:
-        """An optimizer is saved between steps. If the last one has raised, rates and gradients are still changed."""
-        self._step.ends()
 
     def _screen(self) -> None:
         """Measure the gradients. If they are strange, or the guard holds still, the optimizer does not use them."""
