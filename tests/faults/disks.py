@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from hdet import files as locks
+from hdet.checkpoint import file as checkpoint_file
 
 __all__ = ["SPOILS", "disk", "possible", "repair", "spoil"]
 
@@ -50,7 +50,7 @@ def _may_mount() -> bool:
 def spoil(fault: str, folder: Path) -> None:
     """Called by the rank that writes, since a limit is a process's own."""
     if fault == "read-only folder":
-        for file in locks._held.values():  # a disk cannot become read-only while a file of it is open for writing
+        for file in checkpoint_file._held.values():  # one that is open for writing keeps a disk from being read-only
             file.close()
         if not _mount("-o", "remount,ro", folder):
             folder.chmod(0o555)

@@ -108,6 +108,26 @@ def test_what_journal_may_be(tmp_path: Path) -> None:
         open_journal(logging.getLogger("hdet"))  # has log(), but for text
 
 
+class Dashboard:
+    """A tracker whose ``add_scalar`` is not TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def add_scalar(self, chart: str) -> None:
+        raise AssertionError
+
+    def log(self, data: dict[str, float], *, step: int) -> None:
+        self.rows.append((step, data))
+
+
+def test_a_tracker_is_called_in_the_way_that_it_takes() -> None:
+    tracker = Dashboard()
+    (sink,) = open_journal(tracker)
+    sink.write({"kind": "round", "step": 3, "base": [0.1]})
+    assert tracker.rows == [(3, {"hdet/base/knob[0]": 0.1})]
+
+
 OTHER_FILES = {
     "a script": b"import torch\n\nprint(1)\n",
     "a checkpoint": b"PK\x03\x04\xff\xfe" * 100,

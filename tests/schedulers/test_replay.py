@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 
 import hdet
 from hdet.journal import JournalData
-from hdet.journal.reading import found_schedules, value_at
+from hdet.journal.reading import Found, found_schedules
 from hdet.report.data import load_run
 
 STEPS, ADDED = 120, 37
@@ -165,4 +165,4 @@ def test_the_journal_tells_which_groups_were_added_and_when(tmp_path: Path) -> N
 def test_between_two_rounds_the_root_goes_along_a_line_unless_there_is_none(
     ends: tuple[float, float], middle: float
 ) -> None:
-    assert value_at(1, [0, 2], ends) == pytest.approx(middle)
+    assert Found([0, 2], ends).at(1) == pytest.approx(middle)

@@ -10,10 +10,13 @@ import os
 import pickle
 import re
 import secrets
+import socket
 import stat
 from contextlib import suppress
 from hashlib import sha256
+from io import FileIO
 from itertools import pairwise
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,7 +24,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hdet.errors import ArgumentError, CheckpointError
-from hdet.files import Taken, hold_lock
+from hdet.files import locked
 
 _MARK = b"\nhdet checkpoint, sha256 "
 _LINE = len(_MARK) + 2 * sha256().digest_size + 1
@@ -29,6 +32,10 @@ _CHUNK = 1 << 20
 _CURE = "save tensors, numbers, texts, and lists and dicts of them"
 _PATIENCE = 5.0
 """Seconds to wait for another process to give up a path: one that was told to stop may still be writing."""
+_MOST = 16
+"""How many locks a process holds."""
+_held: dict[Path, FileIO] = {}
+"""The locks of this process, in the order of the last request."""
 _known: set[tuple[int, ...]] = set()
 """The files that this process knows to be whole, because it has written or read them: their device, number, size and
 time of the last change. Checkpoints are large: none is read again unless it has changed."""
@@ -84,7 +91,7 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
         CheckpointError: another process writes there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if _claimed(path):
+    if _hold_lock(path):
         for draft in _beside(path, rf"\.{re.escape(path.name)}\.hdet-[0-9a-f]{{8}}\.part"):
             draft.unlink(missing_ok=True)  # its process was killed
     draft, before = _new_draft(path), checkpoints_at(path)
@@ -107,18 +114,6 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-
-
-def _claimed(path: Path) -> bool:
-    """Keep other processes from writing there until this one ends. False if the file system has no locks."""
-    try:
-        return hold_lock(path.with_name(f".{path.name}.hdet-lock"), _PATIENCE)
-    except Taken as error:
-        raise CheckpointError(
-            f"another process writes its checkpoints to {path}{f' ({error})' if str(error) else ''}, and two would "
-            "overwrite each other's; stop that one, or give this one a path of its own. If both are ranks of one run, "
-            "call torch.distributed.init_process_group before hdet.save: then one of them writes"
-        ) from error
 
 
 def _new_draft(path: Path) -> Path:
@@ -189,6 +184,62 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+# -- one process writes -----------------------------------------------------------------------------------------------
+
+
+def _hold_lock(path: Path) -> bool:
+    """Keep other processes from writing checkpoints to ``path`` until this one ends. False: there are no locks here.
+
+    A lock is a small file beside the checkpoint. If there are more than 16 of them, the one that was requested longest
+    ago is given up.
+
+    Raises:
+        CheckpointError: another process has it, and still has it after some seconds.
+    """
+    place = path.with_name(f".{path.name}.hdet-lock")
+    file = _held.pop(place, None)
+    while file is None or not _is_at(place, file):  # somebody may remove it: others would lock another one
+        try:
+            file = FileIO(os.open(place, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "r+")
+        except OSError:  # a folder that cannot be written
+            return False
+        is_ours = locked(file, _PATIENCE)
+        if is_ours is None:
+            _remove(place, file)
+            return False
+        if not is_ours:
+            holder = file.read(200).decode(errors="replace").strip()
+            raise CheckpointError(
+                f"another process writes its checkpoints to {path}{f' ({holder})' if holder else ''}, and two would "
+                "overwrite each other's; stop that one, or give this one a path of its own. If both are ranks of one "
+                "run, call torch.distributed.init_process_group before hdet.save: then one of them writes"
+            )
+        with suppress(OSError):  # no room: only the name of the holder is lost
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        Finalize(None, _remove, (place, file), exitpriority=0)  # unlike atexit, also in multiprocessing's children
+    _held[place] = file
+    for oldest in list(_held)[:-_MOST]:
+        _remove(oldest, _held.pop(oldest))
+    return True
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
+    """Whether an open file is the one at ``path``. In a process that was forked, those of its parent are closed."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (OSError, ValueError):
+        return False
+
+
+def _remove(path: Path, file: FileIO) -> None:
+    """Remove the lock file. A process that waits for the lock sees that it is gone, and makes another."""
+    with suppress(OSError):
+        if _is_at(path, file):
+            path.unlink()
+    file.close()
 
 
 # -- which files ------------------------------------------------------------------------------------------------------

@@ -72,12 +72,12 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         for scheduler in schedulers:
             if not scheduler.rank_group.in_consensus:
                 inside.enter_context(scheduler.consensus())
-        with arriving(f"writing {file}"):
-            for guard in _inside(parts, Guard).values():
-                inside.enter_context(guard.gathered(group))
+        what = f"writing {file}"
+        with arriving(what):
+            guards = {name: guard.state_of_all() for name, guard in _inside(parts, Guard).items()}
             saved = searches if search else {}
             losses = {name: group.gather_objects(one.search.losses.saved()) for name, one in saved.items()}
-        _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))
+        _together(group, what, lambda: None if group.rank else write(file, _content(parts, guards, losses), keep))
 
 
 def load(path: str | os.PathLike[str], /, *, ignore: Sequence[str] = (), **parts: Any) -> dict[str, Any]:
@@ -194,13 +194,13 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
     return path_of(os.path.realpath(given), "path")
 
 
-def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, Any]:
+def _content(parts: Mapping[str, Any], guards: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, Any]:
     """What goes into the file. Sharded state is refused once more: some parts only show it now.
 
-    ``losses``: of all ranks, for each search that is saved.
+    ``guards``: their states; ``losses``: for each search that is saved. Both are of all ranks.
     """
     stateful, found = _stateful(parts), _inside(parts, AutoScheduler)
-    states = {name: part.state_dict() for name, part in stateful.items()}
+    states = {name: guards[name] if name in guards else part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
     for name, value in {**states, **values}.items():
         _refuse_shards(name, leaves(value))
@@ -297,14 +297,8 @@ def _backup_of(name: str, part: Any) -> _Backup:
 
 def _copied(state: Any) -> Any:
     """A copy, with all tensors on the host: a device may be nearly full."""
-    if isinstance(state, Tensor) and state.device.type not in ("cpu", "meta"):
-        return state.detach().cpu()
-    if not isinstance(state, dict):
-        return copy.deepcopy(state)
-    copied = copy.copy(state)  # a model's has attributes of its own
-    for key, value in state.items():
-        copied[key] = _copied(value)  # update() of a Counter, as in MultiStepLR, would count
-    return copied
+    moved = (tensor for tensor in leaves(state) if tensor.device.type not in ("cpu", "meta"))
+    return copy.deepcopy(state, {id(tensor): tensor.detach().cpu() for tensor in moved})
 
 
 def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: dict[str, _Backup]) -> None:

@@ -17,7 +17,7 @@ from hdet.cli import complain
 from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError, HdetError, JournalError, harmless
 from hdet.files import replacing
-from hdet.journal.reading import found_schedules, value_at
+from hdet.journal.reading import found_schedules
 from hdet.report import verdict as words
 from hdet.report.data import RunData, journal_in, load_run, told_apart
 from hdet.report.page import write_report
@@ -97,7 +97,7 @@ def export(
     known = sorted({step for one in found.values() for step in one.steps})
     steps = range(known[0], known[-1] + 1) if every_step else known
     # A value is None before its knob was added.
-    rows = ([t, *(None if t < one.steps[0] else value_at(t, *one) for one in found.values())] for t in steps)
+    rows = ([t, *(None if t < one.begins else one.at(t) for one in found.values())] for t in steps)
     if out is not None:
         with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
             _write_csv(file, found, rows)

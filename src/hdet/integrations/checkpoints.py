@@ -71,11 +71,6 @@ class AccumulatingGuard(Guard):
         losses, self._accumulated = self._accumulated, ()
         Guard.step(self, sum(losses) / len(losses) if losses else None)
 
-    def state_of_all(self) -> dict[str, Any]:
-        """The state, with the losses of all ranks. Collective."""
-        with self.gathered(connect(None)):
-            return self.state_dict()
-
     def write(self, folder: Folder) -> None:
         """Write the guard into the folder of a checkpoint, completely or not at all. Collective."""
         _write(folder, GUARD, self._optimizer, self.state_of_all())

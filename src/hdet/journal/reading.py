@@ -134,38 +134,35 @@ class Found(NamedTuple):
     """In ascending order."""
     values: Sequence[float]
     """The base value at each of them."""
+    begins: int = 0
+    """The step from which the knob exists."""
     fall: tuple[float, float] | None = None
     """The step after which a trapezoid falls, and its last one; None: it is none, or does not fall."""
 
+    def at(self, t: int) -> float:
+        """The value at a step: between two known ones its square root is interpolated linearly; outside the nearest.
 
-def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, Found]:
-    """The base value of every knob over the steps of a run: at the beginning of each round, and at its end."""
-    return begun_and_found(journal)[1]
+        In the fall of a trapezoid it is what has fallen since the last known one.
 
-
-def value_at(t: int, steps: Sequence[int], values: Sequence[float], fall: tuple[float, float] | None = None) -> float:
-    """The value at a step: between two known ones its square root is interpolated linearly; outside the nearest.
-
-    In the fall of a trapezoid it is what has fallen since the last known one.
-
-    >>> [value_at(t, [1, 3], [1.0, 9.0]) for t in (0, 2, 9)]
-    [1.0, 4.0, 9.0]
-    >>> [value_at(t, [0, 9], [8.0, 0.0], fall=(5, 9)) for t in (5, 6, 9)]
-    [8.0, 4.0, 0.0]
-    """
-    i = bisect_right(steps, t)
-    if i in (0, len(steps)):
-        return values[max(i - 1, 0)]
-    done = (t - steps[i - 1]) / (steps[i] - steps[i - 1])
-    before, after = values[i - 1], values[i]
-    if done == 0:
-        return before
-    if fall is not None and steps[i] > fall[0]:
-        then, now = (1 - (max(step - fall[0], 0) / (fall[1] - fall[0])) ** 0.5 for step in (steps[i - 1], t))
-        return float(before * now / then)
-    if before < 0 or after < 0:
-        return before + (after - before) * done
-    return float((before**0.5 * (1 - done) + after**0.5 * done) ** 2)
+        >>> [Found([1, 3], [1.0, 9.0]).at(t) for t in (0, 2, 9)]
+        [1.0, 4.0, 9.0]
+        >>> [Found([0, 9], [8.0, 0.0], fall=(5, 9)).at(t) for t in (5, 6, 9)]
+        [8.0, 4.0, 0.0]
+        """
+        steps, values, fall = self.steps, self.values, self.fall
+        i = bisect_right(steps, t)
+        if i in (0, len(steps)):
+            return values[max(i - 1, 0)]
+        done = (t - steps[i - 1]) / (steps[i] - steps[i - 1])
+        before, after = values[i - 1], values[i]
+        if done == 0:
+            return before
+        if fall is not None and steps[i] > fall[0]:
+            then, now = (1 - (max(step - fall[0], 0) / (fall[1] - fall[0])) ** 0.5 for step in (steps[i - 1], t))
+            return float(before * now / then)
+        if before < 0 or after < 0:
+            return before + (after - before) * done
+        return float((before**0.5 * (1 - done) + after**0.5 * done) ** 2)
 
 
 @dataclass
@@ -173,7 +170,7 @@ class _Course:
     """The base value of one knob over the steps of a run, in two columns: a journal may have a million rounds."""
 
     begins: int
-    """The step from which the knob exists: the one at which its group was added, or 0."""
+    """As in :class:`Found`: the step at which the knob's group was added, or 0."""
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
     last: tuple[int, float] | None = None
@@ -205,19 +202,19 @@ class _Course:
 
     def found(self, start: int) -> Found:
         """What is replayed, where steps before ``start`` do not count: until the first that does, the value is its."""
-        first = bisect_left(self.steps, start)
+        first, begins = bisect_left(self.steps, start), self.begins
         steps, values = self.steps[first:], self.values[first:]
         if not steps:
-            return Found([self.begins], [float(self.last[1]) if self.last is not None else 0.0])
-        if start <= 0 and self.begins <= 0:
+            return Found([begins], [float(self.last[1]) if self.last is not None else 0.0], begins)
+        if start <= 0 and begins <= 0:
             return Found(steps, values)
-        later = bisect_right(steps, self.begins)
-        return Found(array("q", [self.begins]) + steps[later:], array("d", [values[0]]) + values[later:])
+        later = bisect_right(steps, begins)
+        return Found(array("q", [begins]) + steps[later:], array("d", [values[0]]) + values[later:], begins)
 
 
 @reading("the journal", "it is damaged: give another file")
-def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict[str, int], dict[str, Found]]:
-    """For every knob the step from which it exists, and what was found, round by round.
+def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, Found]:
+    """The base value of every knob over the steps of a run: at the beginning of each round, and at its end.
 
     What was rolled back is forgotten, and so is the first step of a search: its rate is arbitrary.
     """
@@ -229,8 +226,6 @@ def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict
     for record in data.rounds:
         step, undone = int(record["step"]), record.get("rolled_back_to")
         total = record.get("total_steps", total)  # it may change
-        if record.get("event") in (Event.FIRST_STEP, Event.RESTARTED):
-            start = step
         for g, name in enumerate(record.get("knobs") or data.header["knobs"]):  # its own, if groups were added
             course = courses[str(name)] = courses.get(str(name)) or _Course(before)
             course.end_round(step, record["base_before"][g], record["base"][g])
@@ -238,6 +233,8 @@ def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict
                 course.see_fall(step, record["shape"][g], total - 1)
             if undone is not None:  # step N began from the weights of step N
                 course.forget_from(undone)
+        if record.get("event") in (Event.FIRST_STEP, Event.RESTARTED):
+            start = step
         for name, begins in (record.get("added") or {}).items():
             courses[name].begins = begins
         before = step
@@ -247,5 +244,4 @@ def begun_and_found(journal: str | os.PathLike[str] | JournalData) -> tuple[dict
         for course in courses.values():
             course.forget_from(total)
     fall = next((one.fall for one in courses.values() if one.fall), None)  # of a knob that is there from the beginning
-    found = {name: one.found(start)._replace(fall=fall) for name, one in courses.items()}
-    return {name: one.begins for name, one in courses.items()}, found
+    return {name: one.found(start)._replace(fall=fall) for name, one in courses.items()}

@@ -28,7 +28,6 @@ class Sink(Protocol):
         """Take one record: a dict with "kind" one of "header", "round", "resume"."""
 
 
-@runtime_checkable
 class ScalarWriter(Protocol):
     """TensorBoard's SummaryWriter, or what looks like one."""
 
@@ -36,7 +35,6 @@ class ScalarWriter(Protocol):
         """Take one number."""
 
 
-@runtime_checkable
 class MetricsLogger(Protocol):
     """The module ``mlflow``, or a logger of a framework."""
 
@@ -44,7 +42,6 @@ class MetricsLogger(Protocol):
         """Take a step's numbers."""
 
 
-@runtime_checkable
 class DictLogger(Protocol):
     """A W&B run, or anything of your own."""
 
@@ -56,7 +53,7 @@ class DictLogger(Protocol):
 class Tracked:
     """A sink that logs each round's main numbers to an experiment tracker, which it neither opens nor closes."""
 
-    tracker: ScalarWriter | MetricsLogger | DictLogger
+    tracker: Any
     _knobs: Sequence[str] = field(default=(), init=False, repr=False, compare=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -66,10 +63,11 @@ class Tracked:
         if record["kind"] != "round":
             return
         values, step = scalars(record, record.get("knobs") or self._knobs), int(record["step"])
-        if isinstance(self.tracker, ScalarWriter):
+        way = _way_of(self.tracker)
+        if way == "add_scalar":
             for tag, value in values.items():
                 self.tracker.add_scalar(tag, value, step)
-        elif isinstance(self.tracker, MetricsLogger):
+        elif way == "log_metrics":
             self.tracker.log_metrics({_without_brackets(tag): value for tag, value in values.items()}, step=step)
         else:
             self.tracker.log(values, step=step)
@@ -106,13 +104,9 @@ def open_journal(journal: Journals) -> list[Sink]:
         return [Journal(journal)]
     if isinstance(journal, (list, tuple)):
         return [sink for one in journal for sink in open_journal(one)]
-    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal.write, {}):
+    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal, "write", {}):
         return [journal]
-    if (
-        (isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0))
-        or (isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0))
-        or (isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0))
-    ):
+    if _way_of(journal) is not None:
         return [Tracked(journal)]
     raise ArgumentError(
         "journal must be a path, an object with write(record), add_scalar(tag, value, step), log(dict, step=) or "
@@ -121,11 +115,21 @@ def open_journal(journal: Journals) -> list[Sink]:
     )
 
 
-def _takes(method: Any, *arguments: object, **keywords: object) -> bool:
-    """Whether a method can be called like this. The log() of a logger or a tensor cannot: it means something else."""
+def _way_of(tracker: object) -> str | None:
+    """The name of the method by which a tracker takes the numbers of a step; None: it is no tracker."""
+    if _takes(tracker, "add_scalar", "", 0.0, 0):
+        return "add_scalar"
+    if _takes(tracker, "log_metrics", {}, step=0):
+        return "log_metrics"
+    return "log" if _takes(tracker, "log", {}, step=0) else None
+
+
+def _takes(one: Any, method: str, *arguments: object, **keywords: object) -> bool:
+    """Whether it has a method that can be called like this. The log() of a logger or a tensor cannot: it means
+    something else."""
     try:
-        inspect.signature(method).bind(*arguments, **keywords)
-    except (TypeError, ValueError):
+        inspect.signature(getattr(one, method)).bind(*arguments, **keywords)
+    except (AttributeError, TypeError, ValueError):
         return False
     return True
 

@@ -22,8 +22,6 @@ from hdet.ranks.shards import Partitioned, is_distributed, local
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, norm_of
 from hdet.rollback.guard_state import Step, merged_step
 
-__all__ = ["GuardRanks"]
-
 
 class GuardRanks:
     """The ranks that train a model under guards. They hold equal weights, or each a part of them.

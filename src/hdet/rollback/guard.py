@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -37,7 +36,7 @@ from hdet.optimizer import (
     refuse_without_hooks,
     unwrapped,
 )
-from hdet.ranks.group import ReplicaGroup, arriving
+from hdet.ranks.group import arriving, connect
 from hdet.ranks.shards import Partitioned, refuse_partitions
 from hdet.rollback.gathering import GuardRanks
 from hdet.rollback.guard_policy import SPACING, GuardPolicy
@@ -49,8 +48,6 @@ from hdet.rule.constants import BLOCKS
 from hdet.rule.enums import Action
 from hdet.rule.judge import Snapshot
 from hdet.state import fields_of, from_fields, reading
-
-__all__ = ["Guard"]
 
 _log = logging.getLogger("hdet")
 _VERSION = 5
@@ -137,13 +134,12 @@ class Guard:
         """Calls of :meth:`step` so far, and how many of these steps were looked at."""
         self._size = math.inf
         """The largest weight of the last snapshot that was sound."""
-        self._of_all: list[Any] | None = None
-        """The readings of all ranks, inside :meth:`gathered`."""
         self._unheard = 0
         """Calls of :meth:`step` since the guard was built or loaded; -1: a step of the optimizer was heard of."""
         claim_rates(optimizer, self, "hdet.Guard")
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_ends)
-        hook_saving(optimizer, self, Guard._step_is_over)
+        # An optimizer is saved between steps. If the last one has raised, rates and gradients are still changed.
+        hook_saving(optimizer, self, lambda guard, _: guard._step.ends())
 
     @property
     def factor(self) -> float:
@@ -190,10 +186,6 @@ class Guard:
     def _step_ends(self, *_: Any) -> None:
         if len(parts_of(self._optimizer)) == 1:  # else others are to be stepped yet: :meth:`step` does it
             self._step.ends()
-
-    def _step_is_over(self, *_: Any) -> None:
-        """An optimizer is saved between steps. If the last one has raised, rates and gradients are still changed."""
-        self._step.ends()
 
     def _screen(self) -> None:
         """Measure the gradients. If they are strange, or the guard holds still, the optimizer does not use them."""
@@ -318,14 +310,9 @@ class Guard:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def gathered(self, group: ReplicaGroup) -> Iterator[None]:
-        """Inside, :meth:`state_dict` has the readings of all ranks. Collective; ``hdet.save`` does it."""
-        self._of_all = group.gather_objects(self._readings.saved())
-        try:
-            yield
-        finally:
-            self._of_all = None
+    def state_of_all(self) -> dict[str, Any]:
+        """:meth:`state_dict` with the readings of all ranks, for a checkpoint of all. Collective."""
+        return {**self.state_dict(), "readings": connect(None).gather_objects(self._readings.saved())}
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the snapshots' tensors themselves: a run that is resumed with it is bit-equal.
@@ -338,7 +325,7 @@ class Guard:
             "looked": self._looked,
             "size": self._size,
             **fields_of(self._state),
-            "readings": self._of_all or [self._readings.saved()],
+            "readings": [self._readings.saved()],
             "snapshots": self._snapshots.saved(self._optimizer),
         }
 

@@ -262,10 +262,8 @@ def _undone(state: GuardState, hold: Hold) -> GuardDecision:
     leap = abs(hold.strange - hold.usual)
     looks, rounds = (history.tolerating(leap) for history in (state.looks, state.rounds))
     state = state._replace(looks=looks, rounds=rounds, usual=RecentSteps(), losses=(), unjudged=(), since_kept=0)
-    decision = GuardDecision(state, ended=hold, outcome=Outcome.HARDER_DATA)
-    if hold.replaced is None:
-        return decision
-    return decision._replace(action=Action.TAKE_BACK, slot=ASIDE, step=hold.replaced.step)
+    action = Action.NOTHING if hold.replaced is None else Action.TAKE_BACK
+    return GuardDecision(state, action, ASIDE, ended=hold, outcome=Outcome.HARDER_DATA)
 
 
 def _is_well(history: LossHistory, block: Block) -> bool:

@@ -20,8 +20,6 @@ from hdet.ranks.shards import is_continued
 from hdet.rollback.guard_state import Step
 from hdet.rollback.losses import held_scalar
 
-__all__ = ["NO_CAPTURE", "GuardedStep", "Readings"]
-
 NO_CAPTURE = (
     "a step that is replayed from a CUDA graph calls no hook, so its rate could not be lowered. Capture forward and "
     "backward only, and call optimizer.step() outside the graph"

@@ -12,8 +12,6 @@ from hdet.errors import ArgumentError
 from hdet.ranks.weights import to_host
 from hdet.rule.judge import mean_of
 
-__all__ = ["Losses", "held_scalar"]
-
 
 class Losses:
     """The losses of a round: numbers and CPU tensors on the host, others on their own device until the round ends."""
@@ -69,18 +67,14 @@ class Losses:
 def held_scalar(loss: object) -> float | Tensor:
     """A loss as a number. If it is a tensor on a device, it is a copy there, since the caller may use it again; at
     least in fp32, for sums. Raises for anything else."""
-    if not isinstance(loss, Tensor):
-        if not is_real(loss):
-            raise ArgumentError(
-                f"a loss must be a number or a tensor of one element, but got {shown(loss)}; "
-                "pass the loss itself, or call step() without an argument"
-            )
-        return float(loss)  # type: ignore[arg-type]  # a number
-    if loss.numel() != 1 or loss.dtype.is_complex:
+    if not (loss.numel() == 1 and not loss.dtype.is_complex if isinstance(loss, Tensor) else is_real(loss)):
+        got = f"a tensor of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else shown(loss)
         raise ArgumentError(
-            f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
-            "reduce it first, for instance loss.mean()"
+            f"a loss must be one real number, or a tensor of one, but got {got}; reduce it first, for instance "
+            "loss.mean(), or call step() without an argument"
         )
+    if not isinstance(loss, Tensor):
+        return float(loss)  # type: ignore[arg-type]  # a number
     if loss.is_cpu or loss.is_meta:
         return loss.item()
     return loss.detach().reshape(()).to(torch.promote_types(loss.dtype, torch.float32), copy=True)

@@ -8,8 +8,6 @@ from hdet.rollback.guard_policy import PATIENCE, GuardPolicy
 from hdet.rollback.guard_state import Cause, GuardDecision, Outcome, Slowed, Step
 from hdet.rule.enums import Action
 
-__all__ = ["in_words", "why_given_up", "why_not_rolled_back"]
-
 _CAUSES = {
     Cause.LOSSES: "the losses have risen too far",
     Cause.STEP: "losses or gradients were NaN, infinite or out of all proportion",

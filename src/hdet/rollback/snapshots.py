@@ -21,8 +21,6 @@ from hdet.optimizer import hook_steps, parameters_at, parts_of, places_of, train
 from hdet.ranks.shards import PLAIN, local, refresh, reshard, reshard_all, rewrapped
 from hdet.rollback.storage import HOST, Slabs, Storage, exchanged, has_room, leaves
 
-__all__ = ["START", "Snapshots"]
-
 START = -1
 """The slot of the snapshot from before the first step."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from hdet.copies import copy_all_, remade
 
-__all__ = ["HOST", "Slabs", "Storage", "exchanged", "has_room", "leaves"]
-
 HOST = torch.device("cpu")
 _SLAB = 1 << 26
 """Bytes of pinned memory that are allocated at once: a GB takes 0.4 s this way, and 0.9 s tensor by tensor."""
@@ -141,14 +139,10 @@ def leaves(value: Any) -> list[Tensor]:
     >>> leaves({"a": torch.tensor(1), "more": [(torch.tensor(2), "word"), torch.tensor(3)]})
     [tensor(1), tensor(2), tensor(3)]
     """
-    found, left = list[Tensor](), [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, (Mapping, list, tuple)):
-            left += reversed(list(one.values()) if isinstance(one, Mapping) else one)
-    return found
+    if isinstance(value, Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for one in inside for tensor in leaves(one)]
 
 
 def exchanged(value: Any, others: Mapping[int, Tensor]) -> Any:

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.errors import ArgumentError
 from hdet.journal import JournalData
-from hdet.journal.reading import Found, begun_and_found, value_at
+from hdet.journal.reading import Found, found_schedules
 from hdet.optimizer import check_optimizer, put_rate, rate_names, unwrapped
 
 
@@ -30,12 +30,12 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """
     optimizer = unwrapped(optimizer)
     check_optimizer(optimizer)
-    begins, found = begun_and_found(journal)
+    found = found_schedules(journal)
     names = _rates_of(optimizer, list(found))
     for group in optimizer.param_groups:
         put_rate(group, 1.0)  # LambdaLR multiplies the rate that it finds
         group.pop("initial_lr", None)
-    return LambdaLR(optimizer, [partial(_rate_at, begins=begins[name], found=found[name]) for name in names])
+    return LambdaLR(optimizer, [partial(_rate_at, found=found[name]) for name in names])
 
 
 def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
@@ -55,5 +55,5 @@ def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
     return own
 
 
-def _rate_at(t: int, begins: int, found: Found) -> float:
-    return value_at(t, *found) if t >= begins else 0.0
+def _rate_at(t: int, found: Found) -> float:
+    return found.at(t) if t >= found.begins else 0.0
