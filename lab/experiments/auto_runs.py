@@ -151,7 +151,7 @@ class Run:
             turned = self._dice.choice([-1.0, 1.0])
         progress = self._progress.after(blocks, end) if self.losses else self._progress
         evidence = Evidence(
-            span=(begin, end),
+            end=end,
             steps=end - begin,
             blocks=blocks,
             peak=self._peak,

@@ -124,7 +124,7 @@ def follow(seed: int) -> Counter[str]:
         seen, blocks, guess = world.seen(t, run), world.losses(t, steps), s.guess[0] * s.h(t - 1)
         progress = known.after(blocks, t) if run.has_losses and steps else known
         evidence = Evidence(
-            span=(t - 1, t),
+            end=t,
             steps=steps,
             blocks=tuple(blocks),
             peak=s.peak,

@@ -84,8 +84,8 @@ def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
 class Evidence(NamedTuple):
     """What is known when a round ends; equal on all ranks."""
 
-    span: tuple[int, int]
-    """The last step of the schedule in the round, and the one after it."""
+    end: int
+    """The steps of the schedule that have been made."""
     steps: int
     """How many steps the optimizer made."""
     blocks: tuple[Block, ...] = ()
@@ -119,11 +119,6 @@ class Evidence(NamedTuple):
     """log of the largest m that the user allows."""
 
     @property
-    def end(self) -> int:
-        """The steps of the schedule that have been made."""
-        return self.span[1]
-
-    @property
     def falls_steadily(self) -> bool:
         """Whether the loss has fallen in every eighth of the round: then hardly any of it is noise."""
         means = [block.mean for block in self.blocks]
@@ -133,10 +128,10 @@ class Evidence(NamedTuple):
     def steps_per_call(self) -> float:
         """Steps of the optimizer for each step of the schedule: a framework may step it once for each process.
 
-        >>> Evidence(span=(40, 41), steps=4, made=21).steps_per_call
+        >>> Evidence(end=41, steps=4, made=21).steps_per_call
         0.5
         """
-        calls = self.span[1] - 1  # the call that is being made may be the first one after a step
+        calls = self.end - 1  # the call that is being made may be the first one after a step
         return (self.made - 1) / calls if self.made > 1 and calls > 0 else 1.0
 
 

@@ -68,7 +68,7 @@ class AutoScheduler(LRScheduler):
         if len(self.optimizer.param_groups) != len(self._last_lr):
             self._take_in_new_groups()
         if self.search.step(self.optimizer, before, after, loss):
-            self.search.end_round(self.optimizer, (before, after), self._course(before, after))
+            self.search.end_round(self.optimizer, after, self._course(before, after))
         self._schedule.step(after)
         self._t = after
         self._write()

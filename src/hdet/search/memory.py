@@ -90,7 +90,7 @@ class Memory:
             sign: what losses are multiplied by, so that lower is better: -1 if they are maximised; 0: some groups do
                 that, others do not, and no loss is judged.
         """
-        end, measured, guess = seen.span[1], seen.measured, then[self.lead]
+        end, measured, guess = seen.end, seen.measured, then[self.lead]
         blocks = self._signed(seen.blocks, measured.gradients, sign)
         progress = self.progress.after(blocks, end) if self.has_losses else self.progress
         has_rate = measured.estimated_rate > 0 and guess > 0
@@ -134,7 +134,7 @@ class Memory:
 
     def note(self, rule: Rule, decision: Decision, evidence: Evidence, progress: Progress) -> None:
         """A round has ended with this decision. ``progress``: the losses so far, with those of the round."""
-        before, after, end = self.learned, decision.state, evidence.span[1]
+        before, after, end = self.learned, decision.state, evidence.end
         is_raised = after.peak_factor > before.peak_factor or after.phase is not before.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.stopped_for = decision.why or self.stopped_for

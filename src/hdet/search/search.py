@@ -245,7 +245,7 @@ class Search(EqualByState):
             return made == 0 and t > 0
         return self.learned.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
 
-    def end_round(self, optimizer: Optimizer, span: tuple[int, int], course: Course) -> None:
+    def end_round(self, optimizer: Optimizer, t: int, course: Course) -> None:
         """Gather, decide, act, and report. Collective.
 
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
@@ -253,36 +253,36 @@ class Search(EqualByState):
 
         Args:
             optimizer: the optimizer.
-            span: the last step of the round, and the one to come.
-            course: the schedule at these.
+            t: the step to come.
+            course: the schedule at the step before it and there.
         """
         began, memory, journal = time.perf_counter(), self.memory, self.journal_writer
         then, now = course.held if self.holds_rise else course.free
-        rates = self.rates(then, span[0]) if self._has_journal else []
+        rates = self.rates(then, t - 1) if self._has_journal else []
         is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
         # arriving: the error of a failed collective names the ranks that are missing
-        with nullcontext() if is_alone else arriving(f"the end of a round, at step {span[1]}"):
-            seen, writes = self.ranks.gather(optimizer, span, self.steps, self.losses, is_alone=is_alone)
+        with nullcontext() if is_alone else arriving(f"the end of a round, at step {t}"):
+            seen, writes = self.ranks.gather(optimizer, t, self.steps, self.losses, is_alone=is_alone)
         gathered = time.perf_counter()
         if seen.steps == 0 and seen.measured.moved > 0:  # a graph was captured before the hook was set
             self.steps.notice_graph()
         sign = direction([optimizer.param_groups[g] for g in self._groups])
         evidence, progress = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
         decision = self._decide(optimizer, evidence, now)
-        peaks_now, ends = not memory.has_peaked and span[1] >= course.climb_end, span[1] == self.rule.total_steps
+        peaks_now, ends = not memory.has_peaked and t >= course.climb_end, t == self.rule.total_steps
         self._act(decision, evidence, progress, optimizer)
         self.losses.reset()
         if writes and self._has_journal and journal.is_kept:
             # named as in the journal of a replica ensemble: its controller decides, here the rule does
             seconds = {"gather": gathered - began, "controller": time.perf_counter() - gathered}
             now = (course.held if self.holds_rise else course.free)[1]  # the search may have stopped
-            both = (rates, self.rates(now, span[1])), (then, now)
+            both = (rates, self.rates(now, t)), (then, now)
             record = reporting.record_of(memory, evidence, decision, *both, seconds)
             journal.write({**record, "total_steps": self.rule.total_steps}, self.knobs, began)
         if ends and self._has_journal:
             journal.close()
         memory.rounds += 1
-        self._tell(decision, span[1], sign, ends=ends, peaks_now=peaks_now)
+        self._tell(decision, t, sign, ends=ends, peaks_now=peaks_now)
         if self._has_journal:
             journal.begin_round()
 
@@ -306,7 +306,7 @@ class Search(EqualByState):
             self.steps.snapshots.roll_back_(START, optimizer, self.model)
         elif decision.action is Action.GO_ON and not evidence.is_finite:
             raise DivergedError(
-                f"the weights are NaN or infinite at step {evidence.span[1]}, and there is no snapshot to roll back "
+                f"the weights are NaN or infinite at step {evidence.end}, and there is no snapshot to roll back "
                 f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
         self.memory.note(self.rule, decision, evidence, progress)
