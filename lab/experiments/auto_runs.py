@@ -168,9 +168,7 @@ class Run:
             log_guess=math.log(self.guess * self.shape[end - 1]),
             estimated_log_factor=estimated_log_factor,
             has_losses=self.losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
+            **progress.outlook(),
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state

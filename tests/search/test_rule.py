@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.rule.constants import DEFAULT as c
-from hdet.rule.decision import Decision, Evidence, Rule, next_end
+from hdet.rule.decision import STOPPED, Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Event, Phase, Reason
 from hdet.rule.estimate import Measured
 from hdet.rule.judge import Block, LossHistory, Snapshot
@@ -380,7 +380,7 @@ def test_steps_of_the_optimizer_for_each_of_the_schedule(made: int, expected: fl
 
 def test_steps_that_were_not_made_say_nothing() -> None:
     """Gradients are still being accumulated, or GradScaler skipped the step."""
-    for state in (RULE.begin(), SEARCHING, RULE.stopped()):
+    for state in (RULE.begin(), SEARCHING, STOPPED):
         assert after(state, 9.0, estimated_log_factor=9.0, steps=0) == Decision(state)
     assert after(SEARCHING, 9.0, estimated_log_factor=9.0, steps=0, end=480) == Decision(SEARCHING)
 
@@ -535,7 +535,7 @@ def test_a_round_of_which_little_is_known_is_fine() -> None:
 
 def alarmed(decision: Decision) -> str | None:
     if decision.why is not None:
-        assert (decision.state, decision.action) == (RULE.stopped(), Action.NOTHING)
+        assert (decision.state, decision.action) == (STOPPED, Action.NOTHING)
         assert decision.event is Event.STOPPED
     return decision.why
 

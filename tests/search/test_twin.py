@@ -139,9 +139,7 @@ def follow(seed: int) -> Counter[str]:
             ),
             estimated_log_factor=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
             has_losses=run.has_losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
+            **progress.outlook(),
         )
         if not s.rollback:
             state = rule.remembering(state, ())

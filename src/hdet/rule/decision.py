@@ -48,10 +48,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from hdet.rule.constants import BLOCKS, DEFAULT, FEWEST, LIMITS, Constants, Limits
+from hdet.rule.constants import BLOCKS, DEFAULT, LIMITS, Constants, Limits
 from hdet.rule.enums import Action, Event, Phase, Reason, Verdict
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import Block, is_due, judge, rolled_back, with_another
+from hdet.rule.judge import Block, judge, rolled_back, with_another
 from hdet.rule.progress import Progress
 from hdet.rule.state import State, after_first_step, is_without_gain, lags, leads_nowhere, steered
 
@@ -162,6 +162,10 @@ class Decision(NamedTuple):
         return Progress().after(evidence.blocks, evidence.end) if self.is_harder else after
 
 
+STOPPED = State(Phase.STOPPED, log_factor=0.0)
+"""The state at the given rate, without a search."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """The rule of one run.
@@ -184,13 +188,8 @@ class Rule:
 
     def begin(self) -> State:
         """The state before the first step."""
-        if self.searches and self.long_enough:
-            return State(log_factor=math.log(self.constants.initial_factor))
-        return self.stopped()
-
-    def stopped(self) -> State:
-        """The state at the given rate, without a search."""
-        return State(Phase.STOPPED, log_factor=0.0)
+        is_searched = self.searches and self.long_enough
+        return State(log_factor=math.log(self.constants.initial_factor)) if is_searched else STOPPED
 
     def remembering(self, state: State, slots: Container[int]) -> State:
         """The state if only the snapshots in some slots exist: a checkpoint may have none."""
@@ -285,14 +284,11 @@ class Rule:
 
     @staticmethod
     def _keeping(decision: Decision, step: int) -> Decision:
-        """The decision, and a snapshot of the weights as they are, if one is due.
-
-        Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
-        """
-        if not is_due(decision.state.snapshots, step, FEWEST):
-            return decision
+        """The decision, and a snapshot of the weights as they are, if one is due."""
         kept = with_another(decision.state.snapshots, step)
+        if kept == decision.state.snapshots:
+            return decision
         return decision._replace(state=decision.state._replace(snapshots=kept), action=Action.KEEP, slot=kept[-1].slot)
 
     def _stop(self, why: Reason) -> Decision:
-        return Decision(self.stopped(), event=Event.STOPPED, why=why)
+        return Decision(STOPPED, event=Event.STOPPED, why=why)

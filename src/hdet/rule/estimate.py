@@ -155,10 +155,11 @@ class Measured(NamedTuple):
     rounding: float = FP32_ROUNDING
     """How much rounding may change a weight, as a part of it: half a unit in its last place."""
 
-    def with_sums(self, sums: Sums) -> Measured:
+    def with_sums(self, path: PathSums, denominator: float) -> Measured:
         """With what the sums say: nothing but that they are broken, if one is NaN or infinite."""
-        if not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator)):
+        if not (math.isfinite(path.numerator) and math.isfinite(denominator)):
             return self._replace(is_broken=True)
+        sums = path.over(denominator, self.rates)
         return self._replace(estimated_rate=estimate(sums), straightness=straightness(sums), balance=balance(sums))
 
     @property

@@ -32,7 +32,7 @@ from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, read
 from hdet.rollback.losses import Losses
 from hdet.rule.decision import Evidence
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import mean_of, merged, table_of
+from hdet.rule.judge import merged, table_of
 from hdet.search.steps import Sampling, Steps
 
 
@@ -83,11 +83,9 @@ class Ranks:
                 "fingerprints": [] if is_alone else fingerprints_of(weights, expect_equal=True),
             }
         )
-        given = losses.read(own["losses"])
         row: dict[str, list[float]] = {
             "sound": [not any(own["nan"])],
-            "table": table_of(given, count),
-            "mean": [mean_of([loss for _, loss in given])],
+            "table": table_of(losses.read(own["losses"]), count),
             "measured": measure.row(own["measured"]) if measure is not None else [],
         }
         rows, is_finite, writes = [row], bool(own["finite"][0]), True
@@ -102,7 +100,7 @@ class Ranks:
             blocks=blocks,
             measured=measure.measured([one["measured"] for one in rows]) if measure is not None else Measured(),
             is_finite=is_finite and all(one["sound"][0] for one in rows),
-            losses=tuple([one["mean"][0] for one in rows]) if blocks else (),
+            losses=tuple([one["table"][-1] for one in rows]) if blocks else (),
         )
         return evidence, writes
 

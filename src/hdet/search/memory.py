@@ -104,9 +104,7 @@ class Memory:
             log_guess=math.log(guess) if guess > 0 else 0.0,
             estimated_log_factor=math.log(measured.estimated_rate / guess) if has_rate else -math.inf,
             has_losses=self.has_losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
+            **progress.outlook(),
         )
         return evidence, progress
 

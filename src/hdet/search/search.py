@@ -240,10 +240,10 @@ class Search(EqualByState):
         last = self.rule.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
-        made, begun = self.steps.made, self.steps.begun
-        if made == begun:
+        made, in_round = self.steps.made, self.steps.in_round
+        if in_round == 0:
             return made == 0 and t > 0
-        return self.learned.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
+        return self.learned.phase is Phase.FIRST or made >= next_end(made - in_round, self.rule.constants)
 
     def end_round(self, optimizer: Optimizer, t: int, course: Course) -> None:
         """Gather, decide, act, and report. Collective.
@@ -288,9 +288,12 @@ class Search(EqualByState):
 
     def _decide(self, optimizer: Optimizer, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """Ask the rule, within the bounds that the user gave."""
-        highest = math.log(self._bounds.factor(schedule, self.memory.peaks)) if self._is_bounded else math.inf
-        known = self.rule.remembering(self.learned, self.steps.snapshots.present(optimizer)).bounded(highest)
-        decision = self.rule.after_round(known, evidence._replace(highest=highest))
+        known = self.rule.remembering(self.learned, self.steps.snapshots.present(optimizer))
+        self.memory.is_bound = False
+        if not self._is_bounded:
+            return self.rule.after_round(known, evidence)
+        highest = math.log(self._bounds.factor(schedule, self.memory.peaks))
+        decision = self.rule.after_round(known.bounded(highest), evidence._replace(highest=highest))
         decision = decision._replace(state=decision.state.bounded(highest))
         self.memory.is_bound = decision.state.is_bound(highest)
         return decision
@@ -351,9 +354,9 @@ class Search(EqualByState):
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
-        counts = {"made": self.steps.made, "begun": self.steps.begun}
+        made = self.steps.made
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
-        return {**envelope, **self.memory.saved(), **counts}
+        return {**envelope, **self.memory.saved(), "made": made, "begun": made - self.steps.in_round}
 
     def check(self, state: Mapping[str, Any]) -> Found:
         """Raise unless :meth:`load` can go on from it. Changes nothing.
@@ -372,7 +375,7 @@ class Search(EqualByState):
         """
         memory, made, begun = _read(state)
         self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
-        self.steps.restart(made, begun)
+        self.steps.restart(made, made - begun)
         self.memory = memory
         self.memory.lead = self._groups[0]
         self._lacks_tensors = self.learned.phase is Phase.SEARCHING

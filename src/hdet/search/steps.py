@@ -55,8 +55,8 @@ class Steps:
         """Between loading a checkpoint and the next step of the scheduler."""
         self.made = 0
         """Steps that the optimizer has made."""
-        self.begun = 0
-        """Steps that it had made when this round began."""
+        self.in_round = 0
+        """Those that it has made in this round."""
         self.is_heard = False
         """Whether a step came by the hook since the scheduler was stepped last; one that is replayed does not."""
         self.captured = False
@@ -78,16 +78,11 @@ class Steps:
         hook_steps(optimizer, self, Steps._step_begins, Steps._step_is_over)
         self.snapshots.watch(optimizer)
 
-    @property
-    def in_round(self) -> int:
-        """Steps that the optimizer has made in this round."""
-        return self.made - self.begun
-
-    def restart(self, made: int, begun: int) -> None:
+    def restart(self, made: int, in_round: int) -> None:
         """Forget what was measured and kept, as it is of another run, and count on from there."""
         self.measure = Measure(self.measure.groups)
         self.snapshots = Snapshots()
-        self.made, self.begun, self._awaits_replay = made, begun, False
+        self.made, self.in_round, self._awaits_replay = made, in_round, False
 
     # -- the hook -----------------------------------------------------------------------------------------------------
 
@@ -115,8 +110,11 @@ class Steps:
         if self.sampling is not Sampling.NONE and (self._sampled_last or not is_further):
             self._sample(optimizer, continued=is_further)
         if not is_further:
-            self.made += 1
+            self._count()
             self.is_heard = True
+
+    def _count(self) -> None:
+        self.made, self.in_round = self.made + 1, self.in_round + 1
 
     def _keep_start(self, optimizer: Optimizer) -> None:
         if self.sampling is Sampling.FIRST and START not in self.snapshots.present(optimizer):
@@ -144,8 +142,8 @@ class Steps:
     @property
     def _is_due(self) -> bool:
         """Whether the gradient of the step to come is sampled."""
-        length = next_end(self.begun, self._constants) - self.begun
-        return is_sampled(self.in_round, length, self._constants)
+        begun = self.made - self.in_round
+        return is_sampled(self.in_round, next_end(begun, self._constants) - begun, self._constants)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
@@ -165,7 +163,7 @@ class Steps:
 
     def begin_round(self, optimizer: Optimizer, *, resets_path: bool) -> None:
         """A round begins with the next step; and a new path, if the old one counts no more."""
-        self.begun = self.made
+        self.in_round = 0
         self.measure.begin_round()
         if resets_path or self.sampling is Sampling.NONE:
             self.measure.begin_path()
@@ -181,7 +179,7 @@ class Steps:
         """A step was replayed: its gradients are still there."""
         if self.sampling is not Sampling.NONE and self._awaits_replay:
             self._sample(optimizer, self._weights_before)
-        self.made += 1
+        self._count()
 
     def _await_replay(self, optimizer: Optimizer) -> None:
         """Remember the weights that the next step begins from: no hook is called before it."""
