@@ -173,7 +173,7 @@ class Run:
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
         self.decisions.append((end, decision))
-        self._progress = decision.progress(self._progress, progress, evidence)
+        self._progress = decision.progress(self._progress, evidence)
         self._falling = evidence.shape < self.rule.constants.fall_start
         if self.state.phase is Phase.SEARCHING and not self._falling:
             self.straight.append(measured.groups)

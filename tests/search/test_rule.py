@@ -649,7 +649,7 @@ def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
     copies: dict[int, int] = {}
     """What lies in each slot: the step at which it was kept."""
     for row in rows:
-        began, t = t, next_end(t)
+        t = next_end(t)
         evidence = row._replace(end=t)
         decision = rule.after_round(state, evidence)
         assert rule.after_round(state, evidence) == decision or "nan" in repr(decision)  # it has no memory of its own
@@ -714,7 +714,7 @@ def decisions(rows: list[tuple[Block, ...]]) -> list[tuple[Any, ...]]:
     """A search along rows of losses: what is decided."""
     state, t, found = SEARCHING._replace(history=LossHistory(), snapshots=()), 20, []
     for row in rows:
-        began, t = t, next_end(t)
+        t = next_end(t)
         decision = after(state, blocks=row, end=t, estimated_log_factor=1.0)
         state = decision.state
         found.append((decision.action, decision.event, state.log_factor, state.ceiling))

@@ -144,7 +144,7 @@ def follow(seed: int) -> Counter[str]:
         if not s.rollback:
             state = rule.remembering(state, ())
         decision, level = rule.after_round(state, evidence), state.log_factor
-        known = decision.progress(known, progress, evidence)
+        known = decision.progress(known, evidence)
         event = run.end_round(t, steps, blocks, seen)
         code, detail = [*(event or "").split(), None, None][:2]
         assert (decision.event, str(decision.rolled_back_to or (decision.why and decision.why.value))) == (

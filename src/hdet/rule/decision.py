@@ -113,6 +113,8 @@ class Evidence(NamedTuple):
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     is_finite: bool = True
     """Whether all weights are finite, and no buffer is NaN."""
+    progress: Progress = Progress()
+    """The losses so far, with those of the round."""
     losses: tuple[float, ...] = ()
     """The mean loss of each rank, for the journal; empty: none were given."""
     highest: float = math.inf
@@ -152,14 +154,11 @@ class Decision(NamedTuple):
     is_harder: bool = False
     """Whether the data have become harder, so that earlier losses no longer count."""
 
-    def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
-        """What is remembered of the losses: those that were rolled back are not.
-
-        ``before``, ``after``: without the losses of the round, and with them.
-        """
+    def progress(self, before: Progress, evidence: Evidence) -> Progress:
+        """What is remembered of the losses: those that were rolled back are not. ``before``: without the round's."""
         if self.rolled_back_to is not None:
             return before.rolled_back(self.rolled_back_to)
-        return Progress().after(evidence.blocks, evidence.end) if self.is_harder else after
+        return Progress().after(evidence.blocks, evidence.end) if self.is_harder else evidence.progress
 
 
 STOPPED = State(Phase.STOPPED, log_factor=0.0)

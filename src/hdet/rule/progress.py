@@ -142,10 +142,9 @@ class Progress(NamedTuple):
         is_undone = falls and (has_risen or (self.fell and not self.has_gained))
         return (self.first, self.latest) if is_undone else None
 
-
     def outlook(self) -> dict[str, Any]:
-        """What the rule asks of it, by the names of :class:`~hdet.rule.decision.Evidence`."""
-        return {"has_fallen": self.is_below, "has_gained": self.has_gained, "undone": self.undone}
+        """The losses and what the rule asks of them, by the names of :class:`~hdet.rule.decision.Evidence`."""
+        return {"progress": self, "has_fallen": self.is_below, "has_gained": self.has_gained, "undone": self.undone}
 
 
 class _Fall(NamedTuple):

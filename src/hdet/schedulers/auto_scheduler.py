@@ -138,7 +138,8 @@ class AutoScheduler(LRScheduler):
     @property
     def total_steps(self) -> float:
         """The length of the run; infinite while it is unknown."""
-        return math.inf if self._schedule.total_steps is None else self._schedule.total_steps
+        known = self._schedule.total_steps
+        return math.inf if known is None else known
 
     @property
     def guesses(self) -> list[float]:

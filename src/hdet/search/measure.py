@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from hdet.copies import refuse_other_shapes
 from hdet.optimizer import Rate, copy_rate, grouped_parameters, parameters_at, places_of
 from hdet.ranks.shards import counted_once, stepping_now
-from hdet.ranks.weights import fingerprint_of_words
 from hdet.rule.estimate import Measured, PathSums, largest_sizes, typical_norm, weight_ratio
 from hdet.search.pieces import Pieces, Vectors
 
@@ -158,7 +157,8 @@ class Measure:
             lengths.append(torch.linalg.vector_norm(displaced))
             products += [torch.dot(self._sum[number], displaced)] if self._sum else []
         sums = pieces.folded(products, torch.sum) if self._sum else pieces.norms_of_tensors(weights)
-        return [*lengths, *pieces.norms, *(number for numbers in (*self._sizes, *self._products) for number in numbers), *sums]
+        of_steps = (number for numbers in (*self._sizes, *self._products) for number in numbers)
+        return [*lengths, *pieces.norms, *of_steps, *sums]
 
     def row(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block of numbers for each place.
@@ -169,12 +169,12 @@ class Measure:
         """
         if self._pieces is None or not values:
             return []
-        places, count = self._pieces.places, len(self._pieces.norms)
+        places, count = self._pieces.fingerprints, len(self._pieces.norms)
         norms = self._pieces.by_place(zip(values[:count], values[count : 2 * count], strict=True))
         row: list[float] = []
         for i, place in enumerate(places):
-            row += [fingerprint_of_words([place]), *(math.hypot(*column) for column in zip(*norms[i], strict=True))]
-            row += values[2 * count + i :: len(places)]
+            moves, origins = zip(*norms[i], strict=True)
+            row += [place, math.hypot(*moves), math.hypot(*origins), *values[2 * count + i :: len(places)]]
         return row
 
     def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
@@ -183,13 +183,15 @@ class Measure:
             return Measured()
         width = len(rows[0]) // len(self._pieces.places)
         moves, origins, *more = counted_once(rows, width)
-        count = len(self._sizes)
+        distance, length, count = math.hypot(*moves), math.hypot(*origins), len(self._sizes)
         if not self._sum:
             norms = [math.hypot(*column) for column in more[count:]]
-            self._learn_norm(self._pieces.sizes, norms, math.hypot(*origins))
+            self._learn_norm(self._pieces.sizes, norms, length)
+        size = length * self._typical
+        moved = distance / size if size > 0 else distance
         measured = Measured(
-            moved=_relative(moves, origins, self._typical),
-            distance=math.hypot(*moves),
+            moved=moved if math.isfinite(moved) else math.inf,
+            distance=distance,
             gradients=largest_sizes(more[:count]),
             rates=float(self._rates),
             path_steps=self._path_steps,
@@ -260,14 +262,3 @@ def _size(gradient: Tensor) -> Tensor:
     """The largest absolute value: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
     largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
     return largest
-
-
-def _relative(moves: Sequence[float], origins: Sequence[float], typical: float) -> float:
-    """The norm of the displacement over that of the origin times ``typical``; infinite if it is NaN.
-
-    >>> _relative([3.0, 4.0], [6.0, 8.0], typical=0.5)
-    1.0
-    """
-    moved, size = math.hypot(*moves), math.hypot(*origins) * typical
-    ratio = moved / size if size > 0 else moved
-    return ratio if math.isfinite(ratio) else math.inf

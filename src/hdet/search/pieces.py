@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from hdet.copies import wide
 from hdet.optimizer import leading_part
 from hdet.ranks.shards import is_distributed, local, local_gradient, place
-from hdet.ranks.weights import real_of
+from hdet.ranks.weights import fingerprint_of_words, real_of
 
 __all__ = ["Pieces", "Vectors"]
 
@@ -80,8 +80,8 @@ class Pieces:
     Of a sharded tensor, the part that this rank holds is laid out. Sums over pieces are then this rank's, and are kept
     apart by place, so that what several ranks hold can be counted once.
 
-    Numbers are at least fp32, as bf16 would destroy a small displacement; complex ones count as two. Scratch memory, for each device and type: twice 32 MB in
-    fp32 at most, or more for a long tensor that is not contiguous.
+    Numbers are at least fp32, since bf16 would destroy a small displacement; complex ones count as two. Scratch memory,
+    for each device and type: twice 32 MB in fp32 at most, or more for a long tensor that is not contiguous.
 
     Args:
         tensors: what is laid out; all further ones have their shapes, devices and kinds.
@@ -107,6 +107,8 @@ class Pieces:
         """How much rounding may change a number, as a part of it, in the coarsest of the tensors."""
         self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
         """Which parts of tensors this rank holds; all ranks list them in one order."""
+        self.fingerprints = [fingerprint_of_words([where]) for where in self.places]
+        """A number for each of them, by which ranks with the same part know each other."""
         self.scratch = [self._shared_scratch(), self._shared_scratch()]
         """Twice a vector for each piece. They share their memory, so one of each may be in use at a time."""
         self._views = [[p.views(v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self.scratch]

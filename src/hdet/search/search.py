@@ -43,10 +43,9 @@ from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Phase, Reason
 from hdet.rule.found import Found
 from hdet.rule.judge import Snapshot
-from hdet.rule.progress import Progress
 from hdet.rule.state import State
 from hdet.search import reporting
-from hdet.search.bounds import NO_BOUNDS, Bounds
+from hdet.search.bounds import Bounds
 from hdet.search.gathering import Ranks
 from hdet.search.measure import Measure
 from hdet.search.memory import Memory
@@ -93,7 +92,7 @@ class Search(EqualByState):
         journal_writer: the journal, a file with one line of JSON per round, or other *sinks* that take its records.
         rollback: whether snapshots are kept after the first step. The one from before it (``START``) is kept anyway:
             a first step that was too long, or was mostly lost in rounding, is made again from there.
-        bounds: what the rates never exceed.
+        bounds: what the rates never exceed; None: nothing is bounded.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Search(EqualByState):
         journal_writer: JournalWriter,
         *,
         rollback: bool = True,
-        bounds: Bounds = NO_BOUNDS,
+        bounds: Bounds | None = None,
     ) -> None:
         self.rule = rule
         self.knobs = list(knobs)
@@ -120,7 +119,6 @@ class Search(EqualByState):
         self.steps = Steps(groups, rule.constants, model)
         self._rollback = rollback
         self._bounds = bounds
-        self._is_bounded = bounds.lowest < math.inf
         self._has_journal = journal_writer.is_kept  # asked once: the end of a round without one does not enter it
         self._is_finished = False
         self.steps.sampling = self._sampling
@@ -152,7 +150,7 @@ class Search(EqualByState):
         Until the schedule's peak r(t) grows, so that the rate climbs even if m stays (:meth:`State.rise`).
         """
         factor = self.learned.factor(t, self.rule.constants)
-        if not self._is_bounded:
+        if self._bounds is None:
             return [value * factor for value in schedule]
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
@@ -169,7 +167,7 @@ class Search(EqualByState):
         self.memory.lead = self._groups[0]
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
-        if self._is_bounded:
+        if self._bounds is not None:
             self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
 
@@ -267,10 +265,10 @@ class Search(EqualByState):
         if seen.steps == 0 and seen.measured.moved > 0:  # a graph was captured before the hook was set
             self.steps.notice_graph()
         sign = direction([optimizer.param_groups[g] for g in self._groups])
-        evidence, progress = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
+        evidence = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
         decision = self._decide(optimizer, evidence, now)
         peaks_now, ends = not memory.has_peaked and t >= course.climb_end, t == self.rule.total_steps
-        self._act(decision, evidence, progress, optimizer)
+        self._act(decision, evidence, optimizer)
         self.losses.reset()
         if writes and self._has_journal and journal.is_kept:
             # named as in the journal of a replica ensemble: its controller decides, here the rule does
@@ -290,7 +288,7 @@ class Search(EqualByState):
         """Ask the rule, within the bounds that the user gave."""
         known = self.rule.remembering(self.learned, self.steps.snapshots.present(optimizer))
         self.memory.is_bound = False
-        if not self._is_bounded:
+        if self._bounds is None:
             return self.rule.after_round(known, evidence)
         highest = math.log(self._bounds.factor(schedule, self.memory.peaks))
         decision = self.rule.after_round(known.bounded(highest), evidence._replace(highest=highest))
@@ -298,7 +296,7 @@ class Search(EqualByState):
         self.memory.is_bound = decision.state.is_bound(highest)
         return decision
 
-    def _act(self, decision: Decision, evidence: Evidence, progress: Progress, optimizer: Optimizer) -> None:
+    def _act(self, decision: Decision, evidence: Evidence, optimizer: Optimizer) -> None:
         """Do with the weights what was decided, remember it, and begin the next round."""
         slot = decision.slot
         if decision.action is Action.KEEP and slot is not None and self._rollback and not self._is_finished:
@@ -312,7 +310,7 @@ class Search(EqualByState):
                 f"the weights are NaN or infinite at step {evidence.end}, and there is no snapshot to roll back "
                 f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
-        self.memory.note(self.rule, decision, evidence, progress)
+        self.memory.note(self.rule, decision, evidence)
         kept = set() if self._is_finished else {one.slot for one in self.learned.snapshots}
         self.steps.snapshots.keep_only(kept | {START} if self.learned.phase is Phase.FIRST else kept)
         self.steps.sampling = self._sampling
@@ -380,7 +378,8 @@ class Search(EqualByState):
         self.memory.lead = self._groups[0]
         self._lacks_tensors = self.learned.phase is Phase.SEARCHING
         self.losses.reset()  # those of the round so far are not in it
-        self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
+        highest = math.inf if self._bounds is None else self._bounds.lowest
+        self.rank_group.resume({**state, "rollback": self._rollback, "highest": highest})
         self.steps.is_loaded, self._is_finished = True, False
         self.steps.sampling = self._sampling
         self.journal_writer.resume(t, mid_round=self.steps.in_round > 0)

@@ -66,9 +66,9 @@ class Steps:
         that raises an error has not called its last hook: this is cleared between steps."""
         self._sampled_last = False
         """Whether the step that came last was sampled."""
-        self._awaits_replay = False
-        self._weights_before: list[Tensor] = []
-        """The weights before a step that is replayed from a graph and sampled afterwards."""
+        self._weights_before: list[Tensor] | None = None
+        """The weights before a step that is replayed from a graph, if it is sampled afterwards; None: no step is to be
+        measured."""
         self._optimizer: Optimizer | None = None
         """The one that trains, once it is known."""
 
@@ -82,7 +82,7 @@ class Steps:
         """Forget what was measured and kept, as it is of another run, and count on from there."""
         self.measure = Measure(self.measure.groups)
         self.snapshots = Snapshots()
-        self.made, self.in_round, self._awaits_replay = made, in_round, False
+        self.made, self.in_round, self._weights_before = made, in_round, None
 
     # -- the hook -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Steps:
 
     def _count_replay(self, optimizer: Optimizer) -> None:
         """A step was replayed: its gradients are still there."""
-        if self.sampling is not Sampling.NONE and self._awaits_replay:
+        if self.sampling is not Sampling.NONE and self._weights_before is not None:
             self._sample(optimizer, self._weights_before)
         self._count()
 
@@ -185,11 +185,11 @@ class Steps:
         """Remember the weights that the next step begins from: no hook is called before it."""
         self.snapshots.wait()
         self._keep_start(optimizer)
-        self._awaits_replay, self._weights_before = self.sampling is not Sampling.NONE, []
-        if self._awaits_replay:
+        self._weights_before = None
+        if self.sampling is not Sampling.NONE:
             self.measure.set_origin(optimizer)
-            if self.sampling is Sampling.SOME and self._is_due:
-                self._weights_before = copies_of(self.measure.searched(optimizer))
+            is_copied = self.sampling is Sampling.SOME and self._is_due
+            self._weights_before = copies_of(self.measure.searched(optimizer)) if is_copied else []
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Steps:
 
         The copy of the optimizer has no hooks.
         """
-        own = {"_weights_before": [], "_awaits_replay": False, "captured": False, "_inside": False}
+        own: dict[str, Any] = {"_weights_before": None, "captured": False, "_inside": False}
         optimizer = self._optimizer
         if optimizer is not None:
             own |= {"snapshots": self.snapshots.saved(optimizer), "measure": self.measure.saved(optimizer)}
@@ -218,7 +218,7 @@ class Written:
 
     If somebody else writes one, the search would measure steps of another length than it thinks, and find a wrong rate.
 
-    A float is known by its value; a tensor by itself, and by how often it was changed in place.
+    A rate is known by itself, and a tensor by how often it was changed in place, too.
     """
 
     def __init__(self) -> None:
@@ -264,7 +264,5 @@ def _mark(rate: Rate) -> tuple[Rate, int]:
 
 
 def _is_there(group: dict[str, Any], mark: tuple[Rate, int]) -> bool:
-    rate, (written, version) = group["lr"], mark
-    if isinstance(rate, Tensor):
-        return rate is written and rate._version == version
-    return not isinstance(written, Tensor) and bool(rate == written)
+    rate, version = _mark(group["lr"])
+    return rate is mark[0] and version == mark[1]
