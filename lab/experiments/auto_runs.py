@@ -151,7 +151,7 @@ class Run:
             turned = self._dice.choice([-1.0, 1.0])
         progress = self._progress.after(blocks, end) if self.losses else self._progress
         evidence = Evidence(
-            span=(begin, end),
+            end=end,
             steps=end - begin,
             blocks=blocks,
             peak=self._peak,
@@ -168,14 +168,12 @@ class Run:
             log_guess=math.log(self.guess * self.shape[end - 1]),
             estimated_log_factor=estimated_log_factor,
             has_losses=self.losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
+            **progress.outlook(),
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
         self.decisions.append((end, decision))
-        self._progress = decision.progress(self._progress, progress, evidence)
+        self._progress = decision.progress(self._progress, evidence)
         self._falling = evidence.shape < self.rule.constants.fall_start
         if self.state.phase is Phase.SEARCHING and not self._falling:
             self.straight.append(measured.groups)

@@ -249,11 +249,10 @@ def test_layers_that_are_frozen_or_thawed_are_noticed() -> None:
     a, b = doubles(1.0), doubles(2.0)
     optimizer = torch.optim.SGD([a, b], lr=0.1)
     measure = Measure([0])
-    assert measure.begins_here(optimizer)
+    assert measure.scalars(optimizer) == []
     measure.set_origin(optimizer)
-    assert not measure.begins_here(optimizer)
+    assert measure.scalars(optimizer) != []
     b.requires_grad_(False)
-    assert measure.begins_here(optimizer)
     assert measure.scalars(optimizer) == []
     assert result(measure, optimizer) == Measured()
 
@@ -302,7 +301,7 @@ def test_what_was_saved_goes_on_as_it_was(dtype: torch.dtype) -> None:
     for _ in range(3):
         step(first, second)
     assert result(second, optimizer) == result(first, optimizer)
-    assert Measure.loaded(None, [0], optimizer).begins_here(optimizer)
+    assert Measure.loaded(None, [0], optimizer).saved(optimizer) is None
 
 
 def test_what_was_saved_of_other_shapes_is_refused() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hdet.search import pieces as module
-from hdet.search.measure import _Origin
 from hdet.search.pieces import Pieces
 
 pytestmark = pytest.mark.quick
@@ -75,7 +74,7 @@ def test_a_tensor_that_fills_a_piece_is_read_where_it_lies(monkeypatch: pytest.M
     assert len(seen) == 4
     assert seen[1] == tensors[1].data_ptr()
     assert tensors[2].data_ptr() not in seen  # not in the order of memory
-    way = list(_Origin.at(tensors).displacement([t + 1 for t in tensors]))
+    way = list(pieces.displacement([t + 1 for t in tensors]))
     assert all(bool((vector == -1).all()) for vector in way)
     assert tensors[1].flatten().tolist() == list(range(8))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.rule.constants import DEFAULT as c
-from hdet.rule.decision import Decision, Evidence, Rule, next_end
+from hdet.rule.decision import STOPPED, Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Event, Phase, Reason
 from hdet.rule.estimate import Measured
 from hdet.rule.judge import Block, LossHistory, Snapshot
@@ -43,7 +43,7 @@ def losses(level: float, blocks: int = 8) -> tuple[Block, ...]:
 def after(state: State, level: float = 1.0, rule: Rule = RULE, **known: Any) -> Decision:
     """One round that ends at step 120, with losses of this level."""
     rest: dict[str, Any] = {
-        "span": (119, 120),
+        "end": 120,
         "peak": PEAK,
         "steps": 20,
         "moved": 0.1,
@@ -56,7 +56,7 @@ def after(state: State, level: float = 1.0, rule: Rule = RULE, **known: Any) -> 
 
 
 def first_step(moved: float, state: State | None = None, **known: Any) -> Decision:
-    rest: dict[str, Any] = {"span": (0, 1), "steps": 1, "moved": moved, "rates": 1e-3, "path_steps": 1}
+    rest: dict[str, Any] = {"end": 1, "steps": 1, "moved": moved, "rates": 1e-3, "path_steps": 1}
     return after(state or RULE.begin(), **{**rest, **known})
 
 
@@ -66,7 +66,7 @@ def first_step(moved: float, state: State | None = None, **known: Any) -> Decisi
 @given(st.floats(2e-5, 1e-2, exclude_max=True), st.integers(1, 2000), st.sampled_from([0.0, 50.0, PEAK, 600.0]))
 def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, peak: float) -> None:
     """Whatever the first step moved, the next one moves the weights by 5e-3 of their norm."""
-    decision = first_step(moved, span=(t - 1, t), peak=peak)
+    decision = first_step(moved, end=t, peak=peak)
     if t > max(peak, c.min_steps):
         assert decision.why == Reason.NO_GRADIENT
         return
@@ -212,7 +212,7 @@ def test_after_a_roll_back_the_climb_is_slow() -> None:
 def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, numerator: float) -> None:
     """q = S^(-1/3): 1/10, 1/20, and 1/6.5 where S is 30 times the 9 steps so far. The estimate is 1.5 in all."""
     rule = Rule(total)
-    decision = after(SEARCHING, rule=rule, estimated_log_factor=math.log(numerator), span=(end - 1, end))
+    decision = after(SEARCHING, rule=rule, estimated_log_factor=math.log(numerator), end=end)
     assert math.exp(decision.state.log_factor) == pytest.approx(1.5, rel=1e-3)
 
 
@@ -222,7 +222,7 @@ def test_where_gradients_turn_the_rate_in_use_is_asked_for() -> None:
     assert math.exp(state.asked) == math.exp(state.ceiling) == pytest.approx(1.5 * 121 / 300)
     assert state.factor(120) == pytest.approx(121 / 300)
     assert state.factor(299) == state.peak_factor == pytest.approx(1.5 * 121 / 300)
-    late = after(SEARCHING, span=(298, 299)).state
+    late = after(SEARCHING, end=299).state
     assert late.asked == 0.0  # not more than the target was
 
 
@@ -263,7 +263,7 @@ def test_fewer_gradients_that_point_on_lower_what_is_asked_for(
 ) -> None:
     """0.5 less the part of the run that is done is usual; one that is lower by 1 halves, but no more than a round may
     raise."""
-    known: dict[str, Any] = {"balance": balance, "span": (end - 1, end), "peak": 700.0 if end == 500 else PEAK}
+    known: dict[str, Any] = {"balance": balance, "end": end, "peak": 700.0 if end == 500 else PEAK}
     known["path_steps"] = 9
     state = after(FOUND, rule=Rule(total), estimated_log_factor=20.0 if asked else -math.inf, **known).state
     assert state.asked == state.ceiling == pytest.approx(max(asked, -math.log(CLIMB)))
@@ -374,15 +374,15 @@ def test_the_rise_by_hand() -> None:
 
 @pytest.mark.parametrize(("made", "expected"), [(0, 1.0), (1, 1.0), (2, 0.25), (3, 0.5), (9, 2.0)])
 def test_steps_of_the_optimizer_for_each_of_the_schedule(made: int, expected: float) -> None:
-    assert Evidence(span=(4, 5), steps=1, made=made).steps_per_call == expected
-    assert Evidence(span=(0, 1), steps=1, made=made).steps_per_call == 1.0
+    assert Evidence(end=5, steps=1, made=made).steps_per_call == expected
+    assert Evidence(end=1, steps=1, made=made).steps_per_call == 1.0
 
 
 def test_steps_that_were_not_made_say_nothing() -> None:
     """Gradients are still being accumulated, or GradScaler skipped the step."""
-    for state in (RULE.begin(), SEARCHING, RULE.stopped()):
+    for state in (RULE.begin(), SEARCHING, STOPPED):
         assert after(state, 9.0, estimated_log_factor=9.0, steps=0) == Decision(state)
-    assert after(SEARCHING, 9.0, estimated_log_factor=9.0, steps=0, span=(400, 480)) == Decision(SEARCHING)
+    assert after(SEARCHING, 9.0, estimated_log_factor=9.0, steps=0, end=480) == Decision(SEARCHING)
 
 
 @pytest.mark.parametrize("known", [{"straightness": 1.0}, {"estimated_log_factor": 5.0}, {}])
@@ -408,9 +408,9 @@ def test_snapshots_are_four_steps_apart() -> None:
     """It takes as many losses to see an explosion."""
     state = SEARCHING._replace(snapshots=(Snapshot(3, 1), Snapshot(7, 0)))
     for end in (8, 9, 10):
-        decision = after(state, span=(end - 1, end))
+        decision = after(state, end=end)
         assert (decision.action, decision.slot, decision.state.snapshots) == (Action.NOTHING, None, state.snapshots)
-    decision = after(state, span=(10, 11))
+    decision = after(state, end=11)
     assert (decision.action, decision.slot) == (Action.KEEP, 1)
     assert decision.state.snapshots == (Snapshot(7, 0), Snapshot(11, 1))
 
@@ -535,7 +535,7 @@ def test_a_round_of_which_little_is_known_is_fine() -> None:
 
 def alarmed(decision: Decision) -> str | None:
     if decision.why is not None:
-        assert (decision.state, decision.action) == (RULE.stopped(), Action.NOTHING)
+        assert (decision.state, decision.action) == (STOPPED, Action.NOTHING)
         assert decision.event is Event.STOPPED
     return decision.why
 
@@ -548,13 +548,13 @@ def alarmed(decision: Decision) -> str | None:
 def test_weights_that_never_move_keep_to_the_guess_in_the_end(
     peak: float, t: int, late: bool, steps: int, moved: float
 ) -> None:
-    decision = first_step(moved, span=(t - 20, t), peak=peak, steps=steps)
+    decision = first_step(moved, end=t, peak=peak, steps=steps)
     assert alarmed(decision) == (Reason.NEVER_MOVED if late else None)
 
 
 @pytest.mark.parametrize(("t", "late"), [(299, False), (300, True)])
 def test_weights_that_move_without_a_gradient_keep_to_the_guess_in_the_end(t: int, late: bool) -> None:
-    decision = first_step(1e-3, span=(t - 20, t), peak=PEAK, gradients=())
+    decision = first_step(1e-3, end=t, peak=PEAK, gradients=())
     assert alarmed(decision) == (Reason.NO_GRADIENT if late else None)
     assert late or decision == Decision(RULE.begin(), resets_path=True)
 
@@ -619,7 +619,7 @@ blocks = st.lists(st.builds(Block, numbers, st.integers(1, 3)), max_size=8).map(
 rounds = st.lists(
     st.builds(
         Evidence,
-        span=st.just((0, 1)),
+        end=st.just(1),
         steps=st.sampled_from([0, 1, 20, 20]),
         blocks=blocks,
         peak=st.sampled_from([-1.0, PEAK, 900.0]),
@@ -649,8 +649,8 @@ def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
     copies: dict[int, int] = {}
     """What lies in each slot: the step at which it was kept."""
     for row in rows:
-        began, t = t, next_end(t)
-        evidence = row._replace(span=(began, t))
+        t = next_end(t)
+        evidence = row._replace(end=t)
         decision = rule.after_round(state, evidence)
         assert rule.after_round(state, evidence) == decision or "nan" in repr(decision)  # it has no memory of its own
         check_decision(state, evidence, decision)
@@ -669,7 +669,7 @@ def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
 
 def check_decision(state: State, evidence: Evidence, decision: Decision) -> None:
     """What holds of every round."""
-    moved, end = decision.state.log_factor - state.log_factor, evidence.span[1]
+    moved, end = decision.state.log_factor - state.log_factor, evidence.end
     if state.phase is Phase.STOPPED or (evidence.steps == 0 and decision.why is None):
         assert decision == Decision(state) or "nan" in repr(decision)
     elif decision.why is not None:
@@ -714,8 +714,8 @@ def decisions(rows: list[tuple[Block, ...]]) -> list[tuple[Any, ...]]:
     """A search along rows of losses: what is decided."""
     state, t, found = SEARCHING._replace(history=LossHistory(), snapshots=()), 20, []
     for row in rows:
-        began, t = t, next_end(t)
-        decision = after(state, blocks=row, span=(began, t), estimated_log_factor=1.0)
+        t = next_end(t)
+        decision = after(state, blocks=row, end=t, estimated_log_factor=1.0)
         state = decision.state
         found.append((decision.action, decision.event, state.log_factor, state.ceiling))
     return found

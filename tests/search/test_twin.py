@@ -124,7 +124,7 @@ def follow(seed: int) -> Counter[str]:
         seen, blocks, guess = world.seen(t, run), world.losses(t, steps), s.guess[0] * s.h(t - 1)
         progress = known.after(blocks, t) if run.has_losses and steps else known
         evidence = Evidence(
-            span=(t - 1, t),
+            end=t,
             steps=steps,
             blocks=tuple(blocks),
             peak=s.peak,
@@ -139,14 +139,12 @@ def follow(seed: int) -> Counter[str]:
             ),
             estimated_log_factor=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
             has_losses=run.has_losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
+            **progress.outlook(),
         )
         if not s.rollback:
             state = rule.remembering(state, ())
         decision, level = rule.after_round(state, evidence), state.log_factor
-        known = decision.progress(known, progress, evidence)
+        known = decision.progress(known, evidence)
         event = run.end_round(t, steps, blocks, seen)
         code, detail = [*(event or "").split(), None, None][:2]
         assert (decision.event, str(decision.rolled_back_to or (decision.why and decision.why.value))) == (

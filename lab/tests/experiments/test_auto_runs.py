@@ -91,7 +91,7 @@ class Noted(Rule):
 
     def after_round(self, state: Any, evidence: Evidence) -> Decision:
         decision = super().after_round(state, evidence)
-        self.decisions.append((evidence.span[1], decision))
+        self.decisions.append((evidence.end, decision))
         return decision
 
 
@@ -207,7 +207,7 @@ def test_a_placebo_sees_losses_of_other_rounds(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Rule, "after_round", noted)
     losses = stacked(small("feed"), "adam", Run(100, 1e-3, placebo="0")).losses[:, 0, 0].tolist()
-    own = [blocks_of(losses[evidence.span[0] : evidence.span[1]]) for evidence in seen]
+    own = [blocks_of(losses[evidence.end - evidence.steps : evidence.end]) for evidence in seen]
     shown = [own.index(evidence.blocks) for evidence in seen]
     assert all(number <= round for round, number in enumerate(shown))
     assert shown != list(range(len(seen)))

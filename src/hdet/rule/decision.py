@@ -48,10 +48,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from hdet.rule.constants import BLOCKS, DEFAULT, FEWEST, LIMITS, Constants, Limits
+from hdet.rule.constants import BLOCKS, DEFAULT, LIMITS, Constants, Limits
 from hdet.rule.enums import Action, Event, Phase, Reason, Verdict
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import Block, is_due, judge, rolled_back, with_another
+from hdet.rule.judge import Block, judge, rolled_back, with_another
 from hdet.rule.progress import Progress
 from hdet.rule.state import State, after_first_step, is_without_gain, lags, leads_nowhere, steered
 
@@ -84,8 +84,8 @@ def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
 class Evidence(NamedTuple):
     """What is known when a round ends; equal on all ranks."""
 
-    span: tuple[int, int]
-    """The last step of the schedule in the round, and the one after it."""
+    end: int
+    """The steps of the schedule that have been made."""
     steps: int
     """How many steps the optimizer made."""
     blocks: tuple[Block, ...] = ()
@@ -113,15 +113,12 @@ class Evidence(NamedTuple):
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     is_finite: bool = True
     """Whether all weights are finite, and no buffer is NaN."""
+    progress: Progress = Progress()
+    """The losses so far, with those of the round."""
     losses: tuple[float, ...] = ()
     """The mean loss of each rank, for the journal; empty: none were given."""
     highest: float = math.inf
     """log of the largest m that the user allows."""
-
-    @property
-    def end(self) -> int:
-        """The steps of the schedule that have been made."""
-        return self.span[1]
 
     @property
     def falls_steadily(self) -> bool:
@@ -133,10 +130,10 @@ class Evidence(NamedTuple):
     def steps_per_call(self) -> float:
         """Steps of the optimizer for each step of the schedule: a framework may step it once for each process.
 
-        >>> Evidence(span=(40, 41), steps=4, made=21).steps_per_call
+        >>> Evidence(end=41, steps=4, made=21).steps_per_call
         0.5
         """
-        calls = self.span[1] - 1  # the call that is being made may be the first one after a step
+        calls = self.end - 1  # the call that is being made may be the first one after a step
         return (self.made - 1) / calls if self.made > 1 and calls > 0 else 1.0
 
 
@@ -157,14 +154,15 @@ class Decision(NamedTuple):
     is_harder: bool = False
     """Whether the data have become harder, so that earlier losses no longer count."""
 
-    def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
-        """What is remembered of the losses: those that were rolled back are not.
-
-        ``before``, ``after``: without the losses of the round, and with them.
-        """
+    def progress(self, before: Progress, evidence: Evidence) -> Progress:
+        """What is remembered of the losses: those that were rolled back are not. ``before``: without the round's."""
         if self.rolled_back_to is not None:
             return before.rolled_back(self.rolled_back_to)
-        return Progress().after(evidence.blocks, evidence.end) if self.is_harder else after
+        return Progress().after(evidence.blocks, evidence.end) if self.is_harder else evidence.progress
+
+
+STOPPED = State(Phase.STOPPED, log_factor=0.0)
+"""The state at the given rate, without a search."""
 
 
 @dataclass(frozen=True)
@@ -189,13 +187,8 @@ class Rule:
 
     def begin(self) -> State:
         """The state before the first step."""
-        if self.searches and self.long_enough:
-            return State(log_factor=math.log(self.constants.initial_factor))
-        return self.stopped()
-
-    def stopped(self) -> State:
-        """The state at the given rate, without a search."""
-        return State(Phase.STOPPED, log_factor=0.0)
+        is_searched = self.searches and self.long_enough
+        return State(log_factor=math.log(self.constants.initial_factor)) if is_searched else STOPPED
 
     def remembering(self, state: State, slots: Container[int]) -> State:
         """The state if only the snapshots in some slots exist: a checkpoint may have none."""
@@ -290,14 +283,11 @@ class Rule:
 
     @staticmethod
     def _keeping(decision: Decision, step: int) -> Decision:
-        """The decision, and a snapshot of the weights as they are, if one is due.
-
-        Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
-        """
-        if not is_due(decision.state.snapshots, step, FEWEST):
-            return decision
+        """The decision, and a snapshot of the weights as they are, if one is due."""
         kept = with_another(decision.state.snapshots, step)
+        if kept == decision.state.snapshots:
+            return decision
         return decision._replace(state=decision.state._replace(snapshots=kept), action=Action.KEEP, slot=kept[-1].slot)
 
     def _stop(self, why: Reason) -> Decision:
-        return Decision(self.stopped(), event=Event.STOPPED, why=why)
+        return Decision(STOPPED, event=Event.STOPPED, why=why)

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hdet.rule.constants import FP32_ROUNDING
-from hdet.rule.state import Plain
+from hdet.rule.state import Plain, quotient
 
 
 class Sums(NamedTuple):
@@ -113,14 +113,12 @@ def weight_ratio(before: Any, now: Any, xp: Any = Plain) -> Any:
 def estimate(sums: Sums, xp: Any = Plain) -> Any:
     """The estimated rate; 0 if gradients have turned against the path, so that a sum is not above 0, or if there are
     none."""
-    agree = (sums.numerator > 0) & (sums.denominator > 0)
-    return xp.where(agree, sums.numerator * sums.rates / xp.where(agree, sums.denominator, 1.0), 0.0)
+    return quotient(xp.maximum(sums.numerator, 0.0) * sums.rates, sums.denominator, xp)
 
 
 def straightness(sums: Sums, xp: Any = Plain) -> Any:
     """kappa: 1 along a straight path, 0 if the sums say nothing."""
-    says = sums.straight > 0
-    return xp.where(says, estimate(sums, xp) / xp.where(says, sums.straight, 1.0), 0.0)
+    return quotient(estimate(sums, xp), sums.straight, xp)
 
 
 def balance(sums: Sums, xp: Any = Plain) -> Any:
@@ -129,8 +127,7 @@ def balance(sums: Sums, xp: Any = Plain) -> Any:
     >>> balance(Sums(numerator=1.0, denominator=1.0, rates=1.0, absolute=4.0))
     0.25
     """
-    says = sums.absolute > 0
-    return xp.where(says, sums.numerator / xp.where(says, sums.absolute, 1.0), 0.0)
+    return quotient(sums.numerator, sums.absolute, xp)
 
 
 class Measured(NamedTuple):
@@ -158,10 +155,11 @@ class Measured(NamedTuple):
     rounding: float = FP32_ROUNDING
     """How much rounding may change a weight, as a part of it: half a unit in its last place."""
 
-    def with_sums(self, sums: Sums) -> Measured:
+    def with_sums(self, path: PathSums, denominator: float) -> Measured:
         """With what the sums say: nothing but that they are broken, if one is NaN or infinite."""
-        if not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator)):
+        if not (math.isfinite(path.numerator) and math.isfinite(denominator)):
             return self._replace(is_broken=True)
+        sums = path.over(denominator, self.rates)
         return self._replace(estimated_rate=estimate(sums), straightness=straightness(sums), balance=balance(sums))
 
     @property

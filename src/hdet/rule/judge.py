@@ -74,13 +74,14 @@ def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
 def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
     """(step, loss) of a round of ``length`` steps, in eight blocks: as many numbers on every rank.
 
-    For each block: whether it has a loss, and the mean of those that are finite.
+    For each block: whether it has a loss, and the mean of those that are finite. Last, the mean of all.
     """
-    count = min(max(length, 1), BLOCKS)
+    count, given = min(max(length, 1), BLOCKS), list(losses)
     blocks: list[list[float]] = [[] for _ in range(BLOCKS)]
-    for step, loss in losses:
+    for step, loss in given:
         blocks[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
-    return [number for own in blocks for number in (float(bool(own)), mean_of(filter(math.isfinite, own)))]
+    numbers = [number for own in blocks for number in (float(bool(own)), mean_of(filter(math.isfinite, own)))]
+    return [*numbers, mean_of([loss for _, loss in given])]
 
 
 def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
@@ -283,13 +284,17 @@ def is_due(kept: Sequence[Snapshot], t: int, spacing: int) -> bool:
     return not kept or t - kept[-1].step >= spacing
 
 
-def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
-    """The last snapshot and a new one of step ``t``, in the slot (0 or 1) that the last one does not use.
+def with_another(kept: tuple[Snapshot, ...], t: int) -> tuple[Snapshot, ...]:
+    """The last snapshot and a new one of step ``t``, in the slot (0 or 1) that the last one does not use, if it is due.
 
-    >>> with_another(with_another((), 4), 8)
-    (Snapshot(step=4, slot=0), Snapshot(step=8, slot=1))
+    Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
+
+    >>> with_another(with_another((), 4), 8), with_another((Snapshot(4, 0),), 7)
+    ((Snapshot(step=4, slot=0), Snapshot(step=8, slot=1)), (Snapshot(step=4, slot=0),))
     """
-    last = tuple(kept[-1:])
+    if not is_due(kept, t, FEWEST):
+        return kept
+    last = kept[-1:]
     return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
 
 

@@ -30,7 +30,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hdet.rule.constants import CLEAR, FAR, FEW, FEWEST, FLAT, HALF, LATEST, LEAST, RISEN, ROUNDED, SURE
 from hdet.rule.judge import Block
@@ -141,6 +141,10 @@ class Progress(NamedTuple):
         has_risen = all(-one.fall > doubt * one.noise for one in falls)
         is_undone = falls and (has_risen or (self.fell and not self.has_gained))
         return (self.first, self.latest) if is_undone else None
+
+    def outlook(self) -> dict[str, Any]:
+        """The losses and what the rule asks of them, by the names of :class:`~hdet.rule.decision.Evidence`."""
+        return {"progress": self, "has_fallen": self.is_below, "has_gained": self.has_gained, "undone": self.undone}
 
 
 class _Fall(NamedTuple):

@@ -59,6 +59,16 @@ class Plain:
         return math.log(number) if number > 0 or math.isnan(number) else -math.inf
 
 
+def quotient(number: Any, by: Any, xp: Any = Plain) -> Any:
+    """``number / by``; 0 if ``by`` is not above 0, so that nothing can be said.
+
+    >>> quotient(1.0, 2.0), quotient(1.0, 0.0)
+    (0.5, 0.0)
+    """
+    divides = by > 0
+    return xp.where(divides, number / xp.where(divides, by, 1.0), 0.0)
+
+
 class State(NamedTuple):
     """Everything that a search has learned; plain numbers, or arrays for ``hdet.jax``, whose module is ``xp``."""
 
@@ -184,7 +194,7 @@ def after_first_step(
     chosen = xp.where(stays, before - math.log(c.initial_factor), chosen)
     learns = is_measured & (rates > 0)
     found = found.at(xp.where(says_nothing, before, chosen), xp)._replace(
-        pace=xp.where(learns, moved / xp.where(learns, rates, 1.0), state.pace),
+        pace=xp.where(learns, quotient(moved, rates, xp), state.pace),
         rate=xp.where(learns, rates / xp.maximum(measured.path_steps, 1), state.rate),
     )
     is_long = explodes | (is_measured & (moved >= c.relative_step * c.max_growth))
@@ -200,10 +210,11 @@ def steered(state: State, evidence: Any, length: float, constants: Constants = D
     ``length``: of the run in steps of the schedule, as far as it is known.
     """
     c, measured, before, end = constants, evidence.measured, state, evidence.end
-    is_fresh, most = is_without_gain(state, evidence, xp), largest_raise(state, evidence, c, xp)
+    is_fresh, steps_per_call = is_without_gain(state, evidence, xp), evidence.steps_per_call
+    most = largest_raise(evidence.steps, is_fresh, (evidence.peak + 1) * steps_per_call, c, xp)
     is_beginning = xp.isfinite(state.pace) & (measured.path_steps <= c.min_steps)  # the path is the run's first one
     reach = _reach(state, evidence, is_beginning, xp)
-    steps = length * evidence.steps_per_call
+    steps = length * steps_per_call
     q = steps**-c.length_exponent
     prior = math.log(c.prior_distance) - c.length_exponent * xp.log(steps) - reach
     asked = evidence.estimated_log_factor + xp.log(q * c.estimate_fraction)
@@ -238,8 +249,7 @@ def _reach(state: State, evidence: Any, is_beginning: bool, xp: Any) -> Any:
     """log of how far a step leads at m = 1, as the first steps show it: later, they go to and fro."""
     distance, rates = evidence.measured.distance, evidence.measured.rates
     is_told = is_beginning & (rates > 0) & (distance > 0) & (distance < math.inf)
-    ratio = xp.where(is_told, distance, 1.0) / xp.where(is_told, rates, 1.0)
-    return xp.where(is_told, xp.log(ratio) + evidence.log_guess, state.reach)
+    return xp.where(is_told, xp.log(quotient(distance, rates, xp)) + evidence.log_guess, state.reach)
 
 
 def _revised(
@@ -279,13 +289,15 @@ def _drawn(state: State, prior: float, highest: float, constants: Constants, xp:
     return state._replace(ceiling=ceiling, log_factor=xp.maximum(state.log_factor, ceiling), prior=prior)
 
 
-def largest_raise(state: State, evidence: Any, constants: Constants = DEFAULT, xp: Any = Plain) -> Any:
-    """log of the most by which a round raises the target."""
-    c, steps = constants, evidence.steps
-    rise = (evidence.peak + 1) * evidence.steps_per_call
+def largest_raise(steps: Any, is_fresh: Any, rise: Any, constants: Constants, xp: Any) -> Any:
+    """log of the most by which a round of ``steps`` steps raises the target, if the schedule rises for ``rise`` steps.
+
+    ``is_fresh``: whether nothing has been gained yet.
+    """
+    c = constants
     fresh = xp.minimum(math.log(c.max_growth) * steps / c.min_round, math.log(c.backoff))
     climbing = xp.minimum(c.max_climb * steps / xp.maximum(rise, 1.0), math.log(c.max_growth))
-    return xp.where(is_without_gain(state, evidence, xp), fresh, climbing)
+    return xp.where(is_fresh, fresh, climbing)
 
 
 def is_without_gain(state: State, evidence: Any, xp: Any = Plain) -> Any:
@@ -307,7 +319,7 @@ def lags(state: State, evidence: Any, xp: Any = Plain) -> Any:
     # Steps may have the rate of the one before, as ASGD's have: one alone says nothing.
     is_told = (steps > 1) & (steps <= LAG_WINDOW) & (rates > 0) & (moved > 0)
     raised = rates / xp.maximum(steps, 1) / state.rate
-    shorter = state.pace * rates / xp.where(is_told, moved, 1.0)
+    shorter = quotient(state.pace * rates, moved, xp)
     least = xp.maximum(raised**LAG_EXPONENT, LAG_WANDER * steps)
     return is_told & (raised >= LAG_RAISE) & (shorter >= least)
 

@@ -28,7 +28,7 @@ from hdet.schedulers.combined_optimizer import as_one
 from hdet.schedulers.given_schedule import GivenSchedule, guesses_of
 from hdet.schedulers.schedules import Schedule
 from hdet.schedulers.trapezoid import TrapezoidSchedule
-from hdet.search.bounds import NO_BOUNDS, Bounds
+from hdet.search.bounds import Bounds
 from hdet.search.search import Search
 
 _GUESSES = (1e-14, 1e14)
@@ -184,10 +184,10 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
     refuse_beside(optimizer, "hdet.Guard")
 
 
-def _bounds_of(highest: Any, groups: int) -> Bounds:
-    """The bounds of the rates. Raises for anything that cannot be a bound."""
+def _bounds_of(highest: Any, groups: int) -> Bounds | None:
+    """The bounds of the rates, if there are any. Raises for anything that cannot be a bound."""
     if highest is None:
-        return NO_BOUNDS
+        return None
     several = isinstance(highest, (list, tuple))
     each = [math.inf if one is None else one for one in highest] if several else [highest]
     fits = all(is_real(one) and one > 0 for one in each) and len(each) == (groups if several else 1)

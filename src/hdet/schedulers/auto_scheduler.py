@@ -68,7 +68,7 @@ class AutoScheduler(LRScheduler):
             raise ArgumentError(f"step() was called {after} times, but the run has {self.total_steps} steps; give more")
         self._take_in_new_groups()
         if self.search.step(self.optimizer, before, after, loss):
-            self.search.end_round(self.optimizer, (before, after), self._course(before, after))
+            self.search.end_round(self.optimizer, after, self._course(before, after))
         self._schedule.step(after)
         self._t = after
         self._write()
@@ -138,7 +138,8 @@ class AutoScheduler(LRScheduler):
     @property
     def total_steps(self) -> float:
         """The length of the run; infinite while it is unknown."""
-        return math.inf if self._schedule.total_steps is None else self._schedule.total_steps
+        known = self._schedule.total_steps
+        return math.inf if known is None else known
 
     @property
     def guesses(self) -> list[float]:

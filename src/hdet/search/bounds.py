@@ -25,15 +25,15 @@ class Bounds(NamedTuple):
     (0.5, [0.5, 0.1])
     """
 
-    each: tuple[float, ...] = ()
-    """The bound of each parameter group, infinite if it has none; empty: nothing is bounded."""
+    each: tuple[float, ...]
+    """The bound of each parameter group, infinite if it has none."""
     added: float = math.inf
     """That of each group which is added in the run."""
 
     @property
     def lowest(self) -> float:
-        """The lowest bound of all groups; infinite: nothing is bounded."""
-        return min(self.each, default=math.inf)
+        """The lowest bound of all groups."""
+        return min(self.each)
 
     def grown(self, new: Collection[int]) -> Bounds:
         """The bounds after groups were added; ``new``: their numbers among all groups."""
@@ -48,6 +48,3 @@ class Bounds(NamedTuple):
         """The rates, lowered to their bounds if rounding has brought them above; each keeps its type."""
         rows = zip(rates, self.each, strict=True)
         return [rate.clamp(max=bound) if isinstance(rate, Tensor) else min(rate, bound) for rate, bound in rows]
-
-
-NO_BOUNDS = Bounds()

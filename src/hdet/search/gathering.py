@@ -32,7 +32,7 @@ from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, read
 from hdet.rollback.losses import Losses
 from hdet.rule.decision import Evidence
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import mean_of, merged, table_of
+from hdet.rule.judge import merged, table_of
 from hdet.search.steps import Sampling, Steps
 
 
@@ -61,16 +61,18 @@ class Ranks:
         self._replica_tensors.set_aside()
 
     def gather(
-        self, optimizer: Optimizer, span: tuple[int, int], steps: Steps, losses: Losses, *, is_alone: bool
+        self, optimizer: Optimizer, end: int, steps: Steps, losses: Losses, *, is_alone: bool
     ) -> tuple[Evidence, bool]:
         """Read everything off the device at once, and gather it from all ranks. Collective.
+
+        ``end``: the step of the schedule that comes next.
 
         Returns:
             what all ranks have seen, and whether this rank writes the journal, if it has one.
         """
         measure = None if steps.sampling is Sampling.NONE else steps.measure
         if not is_alone:
-            self._average_buffers(span[0], Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
+            self._average_buffers(end - 1, Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
         weights, count = _what_trains(optimizer), steps.in_round
         own = read(
             {
@@ -81,26 +83,24 @@ class Ranks:
                 "fingerprints": [] if is_alone else fingerprints_of(weights, expect_equal=True),
             }
         )
-        given = losses.read(own["losses"])
         row: dict[str, list[float]] = {
             "sound": [not any(own["nan"])],
-            "table": table_of(given, count),
-            "mean": [mean_of([loss for _, loss in given])],
+            "table": table_of(losses.read(own["losses"]), count),
             "measured": measure.row(own["measured"]) if measure is not None else [],
         }
         rows, is_finite, writes = [row], bool(own["finite"][0]), True
         if not is_alone:
-            rows, agreed = self._exchange(span, weights, row, [*own["finite"], *own["fingerprints"]])
+            rows, agreed = self._exchange(end, weights, row, [*own["finite"], *own["fingerprints"]])
             is_finite, writes = all(agreed.finite), agreed.writer == self.rank_group.group.rank
         blocks = merged([one["table"] for one in rows], count)
         evidence = Evidence(
-            span=span,
+            end=end,
             steps=count,
             made=steps.made,
             blocks=blocks,
             measured=measure.measured([one["measured"] for one in rows]) if measure is not None else Measured(),
             is_finite=is_finite and all(one["sound"][0] for one in rows),
-            losses=tuple([one["mean"][0] for one in rows]) if blocks else (),
+            losses=tuple([one["table"][-1] for one in rows]) if blocks else (),
         )
         return evidence, writes
 
@@ -148,18 +148,17 @@ class Ranks:
             yield
 
     def _exchange(
-        self, span: tuple[int, int], weights: Weights, row: Mapping[str, Sequence[float]], known: Sequence[float]
+        self, end: int, weights: Weights, row: Mapping[str, Sequence[float]], known: Sequence[float]
     ) -> tuple[list[dict[str, list[float]]], Agreement]:
         """The rows of all ranks at the end of a round, and their agreement. Raises if weights differ. Collective.
 
-        ``span``: the steps before and after the round's end; ``known``: whether the weights are finite, and their
-        fingerprints.
+        ``known``: whether the weights are finite, and their fingerprints.
         """
         shown = RankReport(keeps_journal=self._journal_writer.is_kept)
-        agreed = self.rank_group.agree(Occasion.ROUND_END, span[0], weights, shown, expect_equal=True, values=known)
+        agreed = self.rank_group.agree(Occasion.ROUND_END, end - 1, weights, shown, expect_equal=True, values=known)
         if not agreed.moving_equal and all(agreed.finite):
             raise DisagreementError(
-                f"the ranks hold different weights at step {span[1]}, but a search is for one model: wrap it in "
+                f"the ranks hold different weights at step {end}, but a search is for one model: wrap it in "
                 "DistributedDataParallel, shard it over a mesh of all ranks, or use hdet.OneCycleLR, under which "
                 "replicas may differ"
             )

@@ -12,8 +12,8 @@ does: :func:`stepping_now` says which parameters hold gradients of the part to c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,49 +22,10 @@ from torch.optim import Optimizer
 from hdet.copies import refuse_other_shapes
 from hdet.optimizer import Rate, copy_rate, grouped_parameters, parameters_at, places_of
 from hdet.ranks.shards import counted_once, stepping_now
-from hdet.ranks.weights import fingerprint_of_words
 from hdet.rule.estimate import Measured, PathSums, largest_sizes, typical_norm, weight_ratio
-from hdet.search.pieces import Pieces, Reading, Vectors
+from hdet.search.pieces import Pieces, Vectors
 
 __all__ = ["Measure"]
-
-
-class _Origin(NamedTuple):
-    """The weights at the beginning of the path: x_0."""
-
-    parameters: list[int]
-    """Ids of the parameters whose rate is searched: layers may be frozen and thawed."""
-    pieces: Pieces
-    vectors: Vectors
-    norms: list[Tensor]
-    """Of each vector."""
-
-    @classmethod
-    def at(cls, parameters: Sequence[Tensor], values: Sequence[Tensor] | None = None) -> _Origin:
-        """Where the parameters are now, or at ``values``. At least fp32: bf16 would destroy a small displacement."""
-        pieces = Pieces(parameters)
-        vectors = pieces.copied(parameters if values is None else values)
-        return cls([id(p) for p in parameters], pieces, vectors, [torch.linalg.vector_norm(v) for v in vectors])
-
-    def displacement(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
-        """x_0 - x, piece by piece; each valid until the next one."""
-        gathered, scratch = self.pieces.gathered(weights, 0), self.pieces.scratch[0]
-        for origin, now, out in zip(self.vectors, gathered, scratch, strict=True):
-            yield torch.sub(origin, now, out=out)
-
-    def gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
-        """Those that parameters hold, piece by piece; each valid until the next one."""
-        reading = Reading.of(optimizer)
-        return map(reading.read, self.pieces.gathered(reading.held(holding), 1))
-
-    def by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
-        return [_folded(own, fold) for own in self.pieces.by_place(values)]
-
-    def norms_of_tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The norm of each tensor here and how far it has moved, for each of the pieces' places in turn."""
-        both = self.pieces.norms_by_place(self.vectors), self.pieces.norms_by_place(self.displacement(weights))
-        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
 
 _NUMBERS = ("rates", "path_steps", "rate", "typical")
@@ -89,7 +50,8 @@ class Measure:
 
     def begin_path(self) -> None:
         """A new path begins with the next step."""
-        self._origin: _Origin | None = None
+        self._pieces: Pieces | None = None
+        """The weights at its beginning, x_0."""
         self._sum: Vectors = []
         """s, the weighted sum of gradients."""
         self._known = self._now = PathSums()
@@ -115,16 +77,13 @@ class Measure:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def begins_here(self, optimizer: Optimizer) -> bool:
-        """Whether there is no path yet, or one of other parameters: some were frozen or thawed since."""
-        return self._origin is None or self._origin.parameters != [id(p) for p in self.searched(optimizer)]
-
     def set_origin(self, optimizer: Optimizer) -> None:
-        """The path begins here, unless it has begun with these parameters."""
-        if self.begins_here(optimizer):
-            self.has_other_parameters |= self._origin is not None
+        """The path begins here, unless it has begun with these parameters: layers may be frozen and thawed."""
+        own = self.searched(optimizer)
+        if self._pieces is None or self._pieces.ids != [id(p) for p in own]:
+            self.has_other_parameters |= self._pieces is not None
             self.begin_path()
-            self._origin = _Origin.at(self.searched(optimizer))
+            self._pieces = Pieces(own)
 
     def searched(self, optimizer: Optimizer) -> list[Tensor]:
         """The parameters that train and whose rate is searched."""
@@ -159,9 +118,9 @@ class Measure:
     @torch.no_grad()
     def sample_sizes(self, optimizer: Optimizer, *, continued: bool = False) -> None:
         """Measure how large the gradients of the step to come are, and nothing else."""
-        assert self._origin is not None  # the caller has set it
-        gradients = self._origin.gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
-        self._sizes.append(self._origin.by_place([_size(gradient) for gradient in gradients], torch.max))
+        assert self._pieces is not None  # the caller has set it
+        gradients = self._pieces.gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
+        self._sizes.append(self._pieces.folded([_size(gradient) for gradient in gradients], torch.max))
         if not continued:
             self.pass_by(optimizer)
 
@@ -173,36 +132,36 @@ class Measure:
         Returns:
             their <g, x_0 - x>, for each of the pieces' places.
         """
-        assert self._origin is not None  # the caller has set it
-        origin = self._origin
-        self._sum = self._sum or origin.pieces.zeros()
+        assert self._pieces is not None  # the caller has set it
+        pieces = self._pieces
+        self._sum = self._sum or pieces.zeros()
         products, sizes = [], []
-        gradients = origin.gradients(optimizer, holding)
-        for total, displaced, gradient in zip(self._sum, origin.displacement(weights), gradients, strict=True):
+        gradients = pieces.gradients(optimizer, holding)
+        for total, displaced, gradient in zip(self._sum, pieces.displacement(weights), gradients, strict=True):
             products.append(torch.dot(gradient, displaced))
             sizes.append(_size(gradient))
             if isinstance(decay, Tensor):
                 total.mul_(decay.to(total.device)).add_(gradient)
             else:
                 torch.add(gradient, total, alpha=decay, out=total)
-        self._sizes.append(origin.by_place(sizes, torch.max))
-        return origin.by_place(products, torch.sum)
+        self._sizes.append(pieces.folded(sizes, torch.max))
+        return pieces.folded(products, torch.sum)
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def scalars(self, optimizer: Optimizer) -> list[Tensor]:
         """What the steps since the origin have shown, on the device; :meth:`row` takes their values."""
-        if self._origin is None or self.begins_here(optimizer):
+        pieces, weights = self._pieces, self.searched(optimizer)
+        if pieces is None or pieces.ids != [id(p) for p in weights]:
             return []
-        origin, weights = self._origin, self.searched(optimizer)
         products, lengths = [], []
-        for number, displaced in enumerate(origin.displacement(weights)):
+        for number, displaced in enumerate(pieces.displacement(weights)):
             lengths.append(torch.linalg.vector_norm(displaced))
             products += [torch.dot(self._sum[number], displaced)] if self._sum else []
-        norms = [*lengths, *origin.norms]
-        sums = origin.by_place(products, torch.sum) if self._sum else origin.norms_of_tensors(weights)
-        return [*norms, *(number for numbers in (*self._sizes, *self._products) for number in numbers), *sums]
+        sums = pieces.folded(products, torch.sum) if self._sum else pieces.norms_of_tensors(weights)
+        of_steps = (number for numbers in (*self._sizes, *self._products) for number in numbers)
+        return [*lengths, *pieces.norms, *of_steps, *sums]
 
     def row(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block of numbers for each place.
@@ -211,43 +170,44 @@ class Measure:
         sampled, the products with the displacement and the denominator; if not, the norms of origin and displacement of
         each tensor. Ranks hold different pieces, but their blocks are of the same length.
         """
-        if self._origin is None or not values:
+        if self._pieces is None or not values:
             return []
-        places, count = self._origin.pieces.places, len(self._origin.vectors)
-        moved, origins = (self._origin.pieces.by_place(values[k * count :][:count]) for k in (0, 1))
+        places, count = self._pieces.fingerprints, len(self._pieces.norms)
+        norms = self._pieces.by_place(zip(values[:count], values[count : 2 * count], strict=True))
         row: list[float] = []
         for i, place in enumerate(places):
-            row += [fingerprint_of_words([place]), math.hypot(*moved[i]), math.hypot(*origins[i])]
-            row += values[2 * count + i :: len(places)]
+            moves, origins = zip(*norms[i], strict=True)
+            row += [place, math.hypot(*moves), math.hypot(*origins), *values[2 * count + i :: len(places)]]
         return row
 
     def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
         """From every rank's :meth:`row`: what several ranks hold counts once."""
-        if self._origin is None or not rows[0]:
+        if self._pieces is None or not rows[0]:
             return Measured()
-        width = len(rows[0]) // len(self._origin.pieces.places)
+        width = len(rows[0]) // len(self._pieces.places)
         moves, origins, *more = counted_once(rows, width)
-        count = len(self._sizes)
+        distance, length, count = math.hypot(*moves), math.hypot(*origins), len(self._sizes)
         if not self._sum:
-            self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
+            norms = [math.hypot(*column) for column in more[count:]]
+            self._learn_norm(self._pieces.sizes, norms, length)
+        size = length * self._typical
+        moved = distance / size if size > 0 else distance
         measured = Measured(
-            moved=_relative(moves, origins, self._typical),
-            distance=math.hypot(*moves),
+            moved=moved if math.isfinite(moved) else math.inf,
+            distance=distance,
             gradients=largest_sizes(more[:count]),
             rates=float(self._rates),
             path_steps=self._path_steps,
-            rounding=self._origin.pieces.rounding,
+            rounding=self._pieces.rounding,
         )
         if not self._sum:
             return measured
         *products, denominator = map(sum, more[count:])
         self._now = self._known.with_steps(products, map(float, self._rates_before), map(float, self._decays))
-        return measured.with_sums(self._now.over(denominator, measured.rates))
+        return measured.with_sums(self._now, denominator)
 
-    def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
+    def _learn_norm(self, sizes: Sequence[int], norms: Sequence[float], whole: float) -> None:
         """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
-        assert self._origin is not None
-        sizes = self._origin.pieces.sizes
         typical = typical_norm(sizes, norms[: len(sizes)], norms[len(sizes) :]) if norms else 0.0
         if 0 < typical < math.inf and whole > 0:
             self._typical = typical / whole
@@ -256,15 +216,15 @@ class Measure:
 
     def saved(self, optimizer: Optimizer) -> dict[str, Any] | None:
         """Origin and sums: the tensors themselves. None if there is no path yet."""
-        origin = self._origin
-        places = places_of(origin.parameters, optimizer) if origin is not None else None
-        if origin is None or places is None:
+        pieces = self._pieces
+        places = places_of(pieces.ids, optimizer) if pieces is not None else None
+        if pieces is None or places is None:
             return None
         parameters = parameters_at(places, optimizer)
         return {
             "places": places,
-            "origin": origin.pieces.as_tensors(origin.vectors, parameters),
-            "sum": origin.pieces.as_tensors(self._sum, parameters) if self._sum else [],
+            "origin": pieces.as_tensors(pieces.origin, parameters),
+            "sum": pieces.as_tensors(self._sum, parameters) if self._sum else [],
             "known": list(self._known),
             "sizes": self._sizes,
             "products": self._products,
@@ -281,9 +241,9 @@ class Measure:
             return found
         parameters = parameters_at(saved["places"], optimizer)
         refuse_other_shapes(parameters, saved["origin"])
-        found._origin = _Origin.at(parameters, saved["origin"])
-        found._sum = found._origin.pieces.copied(saved["sum"]) if saved["sum"] else []
-        device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
+        found._pieces = Pieces(parameters, saved["origin"])
+        found._sum = found._pieces.copied(saved["sum"]) if saved["sum"] else []
+        device = found._pieces.norms[0].device if found._pieces.norms else torch.device("cpu")
         vars(found).update({f"_{name}": copy_rate(saved[name]) for name in _NUMBERS})
         found._path_steps = int(saved["path_steps"])
         found._known = found._now = PathSums(*saved["known"])
@@ -301,23 +261,7 @@ def _weight_ratio(before: Rate, now: Rate) -> Any:
     return weight_ratio(before, now)
 
 
-def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tensor:
-    """Scalars as one, on the first one's device. One alone is not touched: each launch counts."""
-    return values[0] if len(values) == 1 else fold(torch.stack([value.to(values[0].device) for value in values]))
-
-
 def _size(gradient: Tensor) -> Tensor:
     """The largest absolute value: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
     largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
     return largest
-
-
-def _relative(moves: Sequence[float], origins: Sequence[float], typical: float) -> float:
-    """The norm of the displacement over that of the origin times ``typical``; infinite if it is NaN.
-
-    >>> _relative([3.0, 4.0], [6.0, 8.0], typical=0.5)
-    1.0
-    """
-    moved, size = math.hypot(*moves), math.hypot(*origins) * typical
-    ratio = moved / size if size > 0 else moved
-    return ratio if math.isfinite(ratio) else math.inf

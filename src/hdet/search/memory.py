@@ -79,10 +79,8 @@ class Memory:
         rate = (rates[self.lead] if rates else 0.0) or math.nan
         return Found(rate, status, self.rolled_back, rates, why.text if why else "", within(self.learned))
 
-    def take_in(
-        self, seen: Evidence, then: Sequence[float], now: Sequence[float], sign: float
-    ) -> tuple[Evidence, Progress]:
-        """What the rule gets to know, and the losses so far with those of the round.
+    def take_in(self, seen: Evidence, then: Sequence[float], now: Sequence[float], sign: float) -> Evidence:
+        """What the rule gets to know.
 
         Args:
             seen: what all ranks have seen.
@@ -90,11 +88,11 @@ class Memory:
             sign: what losses are multiplied by, so that lower is better: -1 if they are maximised; 0: some groups do
                 that, others do not, and no loss is judged.
         """
-        end, measured, guess = seen.span[1], seen.measured, then[self.lead]
+        end, measured, guess = seen.end, seen.measured, then[self.lead]
         blocks = self._signed(seen.blocks, measured.gradients, sign)
         progress = self.progress.after(blocks, end) if self.has_losses else self.progress
         has_rate = measured.estimated_rate > 0 and guess > 0
-        evidence = seen._replace(
+        return seen._replace(
             blocks=blocks,
             shape=self._shape(then, now, climbs=end <= seen.peak),
             measured=measured._replace(
@@ -104,11 +102,8 @@ class Memory:
             log_guess=math.log(guess) if guess > 0 else 0.0,
             estimated_log_factor=math.log(measured.estimated_rate / guess) if has_rate else -math.inf,
             has_losses=self.has_losses,
-            has_fallen=progress.is_below,
-            has_gained=progress.has_gained,
-            undone=progress.undone,
+            **progress.outlook(),
         )
-        return evidence, progress
 
     def _signed(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round with the sign in which lower is better; if none is ever given, the logarithms of the
@@ -132,15 +127,15 @@ class Memory:
         self.peaks = [max(peak or value / fallen, then, value) for peak, then, value in rows]
         return 1.0 if climbs or not self.peaks[lead] else now[lead] / self.peaks[lead]
 
-    def note(self, rule: Rule, decision: Decision, evidence: Evidence, progress: Progress) -> None:
-        """A round has ended with this decision. ``progress``: the losses so far, with those of the round."""
-        before, after, end = self.learned, decision.state, evidence.span[1]
+    def note(self, rule: Rule, decision: Decision, evidence: Evidence) -> None:
+        """A round has ended with this decision."""
+        before, after, end = self.learned, decision.state, evidence.end
         is_raised = after.peak_factor > before.peak_factor or after.phase is not before.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.stopped_for = decision.why or self.stopped_for
         self.learned = after
         self.rolled_back += decision.rolled_back_to is not None
-        self.progress = decision.progress(self.progress, progress, evidence)
+        self.progress = decision.progress(self.progress, evidence)
         self.has_peaked = self.has_peaked or end >= evidence.peak
         self.is_falling = evidence.shape < rule.constants.fall_start
         is_over = end == rule.total_steps if rule.total_steps else self.has_peaked and self.quiet >= QUIET

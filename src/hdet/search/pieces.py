@@ -1,11 +1,12 @@
 """Pieces: many tensors as a few long vectors, so that a sum over all weights takes a few launches.
 
-A *place* is which part of a sharded tensor a rank holds; a whole tensor has one place.
+A *place* is which part of a sharded tensor a rank holds; a whole tensor has one place. x_0 is where a path of the
+weights began, as in :mod:`hdet.rule.estimate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -15,9 +16,9 @@ from torch.optim import Optimizer
 from hdet.copies import wide
 from hdet.optimizer import leading_part
 from hdet.ranks.shards import is_distributed, local, local_gradient, place
-from hdet.ranks.weights import real_of
+from hdet.ranks.weights import fingerprint_of_words, real_of
 
-__all__ = ["Pieces", "Reading", "Vectors"]
+__all__ = ["Pieces", "Vectors"]
 
 PIECE = 1 << 23
 """Numbers in a piece, at most. A launch costs more than reading memory: pieces of half the length took 1.6 times as
@@ -28,44 +29,6 @@ _SHORT = 1 << 20
 Vectors: TypeAlias = list[Tensor]
 """One vector for each piece."""
 Value = TypeVar("Value")
-
-
-class Reading(NamedTuple):
-    """What an optimizer makes of the gradients that its parameters hold."""
-
-    turned: frozenset[int] = frozenset()
-    """Ids of the parameters whose gradients are negated: ``maximize=True``."""
-    scale: Tensor | None = None
-    """What a GradScaler has multiplied them by: torch hands it to fused optimizers, which divide by it themselves."""
-    left_out: Tensor | None = None
-    """Above 0 if the optimizer will find gradients that are not finite, and make no step."""
-
-    @classmethod
-    def of(cls, optimizer: Optimizer) -> Reading:
-        """How the optimizer will read them in the step to come."""
-        ascending = (group["params"] for group in optimizer.param_groups if group.get("maximize", False))
-        turned = frozenset(id(p) for parameters in ascending for p in parameters)
-        scaled = leading_part(optimizer)
-        return cls(turned, getattr(scaled, "grad_scale", None), getattr(scaled, "found_inf", None))
-
-    def held(self, parameters: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of parameters, with the sign in which the optimizer uses them; None if there is none."""
-        return [None if p is None else self._gradient(p) for p in parameters]
-
-    def read(self, gradient: Tensor) -> Tensor:
-        """A gradient without the scale, and zero if there will be no step. Does not synchronise."""
-        if self.scale is not None:
-            gradient = gradient / self.scale.to(gradient.device)
-        if self.left_out is not None:
-            gradient = torch.where(self.left_out.to(gradient.device) > 0, 0.0, gradient)
-        return gradient
-
-    def _gradient(self, p: Tensor) -> Tensor | None:
-        gradient = local_gradient(p)
-        if gradient is None:
-            return None
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
-        return -dense if id(p) in self.turned else dense
 
 
 class _Part(NamedTuple):
@@ -112,19 +75,20 @@ class _Piece(NamedTuple):
 
 
 class Pieces:
-    """The layout of some tensors, and scratch vectors to gather them in.
+    """Some weights where a path began (x_0), their layout, and scratch vectors to gather them in.
 
     Of a sharded tensor, the part that this rank holds is laid out. Sums over pieces are then this rank's, and are kept
     apart by place, so that what several ranks hold can be counted once.
 
-    Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 32 MB in
-    fp32 at most, or more for a long tensor that is not contiguous.
+    Numbers are at least fp32, since bf16 would destroy a small displacement; complex ones count as two. Scratch memory,
+    for each device and type: twice 32 MB in fp32 at most, or more for a long tensor that is not contiguous.
 
     Args:
         tensors: what is laid out; all further ones have their shapes, devices and kinds.
+        values: where the path began, if not where they are now.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], values: Sequence[Tensor] | None = None) -> None:
         places: dict[tuple[torch.device, torch.dtype, str], list[_Part]] = {}
         longest = min(max(sum(local(tensor).numel() for tensor in tensors) // _SHARE, _SHORT), PIECE)
         for i, tensor in enumerate(tensors):
@@ -143,9 +107,15 @@ class Pieces:
         """How much rounding may change a number, as a part of it, in the coarsest of the tensors."""
         self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
         """Which parts of tensors this rank holds; all ranks list them in one order."""
+        self.fingerprints = [fingerprint_of_words([where]) for where in self.places]
+        """A number for each of them, by which ranks with the same part know each other."""
         self.scratch = [self._shared_scratch(), self._shared_scratch()]
         """Twice a vector for each piece. They share their memory, so one of each may be in use at a time."""
         self._views = [[p.views(v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self.scratch]
+        self.ids = [id(tensor) for tensor in tensors]
+        self.origin = self.copied(tensors if values is None else values)
+        """x_0."""
+        self.norms = [torch.linalg.vector_norm(vector) for vector in self.origin]
 
     def zeros(self) -> Vectors:
         """A new vector for each piece."""
@@ -159,7 +129,35 @@ class Pieces:
             _gather_(piece.views(vector), piece.sources(tensors))
         return vectors
 
-    def norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
+    def displacement(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
+        """x_0 - x, piece by piece; each valid until the next one."""
+        for origin, now, out in zip(self.origin, self.gathered(weights, 0), self.scratch[0], strict=True):
+            yield torch.sub(origin, now, out=out)
+
+    def gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
+        """Those that parameters hold, as the optimizer will read them, piece by piece; each valid until the next one.
+
+        Their sign is that in which it uses them. A GradScaler's scale is taken out: torch hands it to fused optimizers,
+        which divide by it themselves. They are zero if the optimizer will find some that are not finite, and make no
+        step. Does not synchronise.
+        """
+        ascending = (group["params"] for group in optimizer.param_groups if group.get("maximize", False))
+        turned = {id(p) for parameters in ascending for p in parameters}
+        scaled = leading_part(optimizer)
+        scale, found_inf = getattr(scaled, "grad_scale", None), getattr(scaled, "found_inf", None)
+        for gradient in self.gathered([None if p is None else _gradient(p, turned) for p in holding], 1):
+            if scale is not None:
+                gradient = gradient / scale.to(gradient.device)
+            if found_inf is not None:
+                gradient = torch.where(found_inf.to(gradient.device) > 0, 0.0, gradient)
+            yield gradient
+
+    def norms_of_tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The norm of each tensor at x_0 and how far it has moved, for each of :attr:`places` in turn."""
+        both = self._norms_by_place(self.origin), self._norms_by_place(self.displacement(weights))
+        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
+
+    def _norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
         """For each of :attr:`places` the norm of what each tensor has there; on one device."""
         found: dict[tuple[str, int], list[Tensor]] = {}
         zero = None
@@ -178,6 +176,10 @@ class Pieces:
         """One value for each piece, as a list for each of :attr:`places`."""
         pairs = list(zip(self._pieces, values, strict=True))
         return [[value for piece, value in pairs if piece.place == where] for where in self.places]
+
+    def folded(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """One scalar for each piece, folded for each of :attr:`places`, on the device of its first piece."""
+        return [_folded(own, fold) for own in self.by_place(values)]
 
     def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
         """Vectors as new tensors, in the shapes of ``like`` and at least fp32."""
@@ -213,6 +215,20 @@ class Pieces:
             longest[kind] = max(longest.get(kind, 0), piece.length)
         memory = {kind: torch.zeros(n, device=kind[0], dtype=kind[1]) for kind, n in longest.items()}
         return [memory[piece.device, piece.dtype][: piece.length] for piece in self._pieces]
+
+
+def _gradient(p: Tensor, turned: Set[int]) -> Tensor | None:
+    """The gradient that a parameter holds, negated if its id is in ``turned``: ``maximize=True``."""
+    gradient = local_gradient(p)
+    if gradient is None:
+        return None
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return -dense if id(p) in turned else dense
+
+
+def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tensor:
+    """Scalars as one, on the first one's device. One alone is not touched: each launch counts."""
+    return values[0] if len(values) == 1 else fold(torch.stack([value.to(values[0].device) for value in values]))
 
 
 def _length(norms: Sequence[Tensor]) -> Tensor:

@@ -121,7 +121,7 @@ def record_of(
     return {
         "kind": "round",
         "round": memory.rounds,
-        "step": evidence.span[1],
+        "step": evidence.end,
         "replicas": [{**model, "multipliers": [1.0] * knobs, "divergence": 0.0}],
         "excluded": [],
         **dict.fromkeys(("weights", "delta", "velocity", "error")),  # there is no controller

@@ -43,10 +43,9 @@ from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Phase, Reason
 from hdet.rule.found import Found
 from hdet.rule.judge import Snapshot
-from hdet.rule.progress import Progress
 from hdet.rule.state import State
 from hdet.search import reporting
-from hdet.search.bounds import NO_BOUNDS, Bounds
+from hdet.search.bounds import Bounds
 from hdet.search.gathering import Ranks
 from hdet.search.measure import Measure
 from hdet.search.memory import Memory
@@ -93,7 +92,7 @@ class Search(EqualByState):
         journal_writer: the journal, a file with one line of JSON per round, or other *sinks* that take its records.
         rollback: whether snapshots are kept after the first step. The one from before it (``START``) is kept anyway:
             a first step that was too long, or was mostly lost in rounding, is made again from there.
-        bounds: what the rates never exceed.
+        bounds: what the rates never exceed; None: nothing is bounded.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Search(EqualByState):
         journal_writer: JournalWriter,
         *,
         rollback: bool = True,
-        bounds: Bounds = NO_BOUNDS,
+        bounds: Bounds | None = None,
     ) -> None:
         self.rule = rule
         self.knobs = list(knobs)
@@ -120,7 +119,6 @@ class Search(EqualByState):
         self.steps = Steps(groups, rule.constants, model)
         self._rollback = rollback
         self._bounds = bounds
-        self._is_bounded = bounds.lowest < math.inf
         self._has_journal = journal_writer.is_kept  # asked once: the end of a round without one does not enter it
         self._is_finished = False
         self.steps.sampling = self._sampling
@@ -152,7 +150,7 @@ class Search(EqualByState):
         Until the schedule's peak r(t) grows, so that the rate climbs even if m stays (:meth:`State.rise`).
         """
         factor = self.learned.factor(t, self.rule.constants)
-        if not self._is_bounded:
+        if self._bounds is None:
             return [value * factor for value in schedule]
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
@@ -169,7 +167,7 @@ class Search(EqualByState):
         self.memory.lead = self._groups[0]
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
-        if self._is_bounded:
+        if self._bounds is not None:
             self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
 
@@ -240,12 +238,12 @@ class Search(EqualByState):
         last = self.rule.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
-        made, begun = self.steps.made, self.steps.begun
-        if made == begun:
+        made, in_round = self.steps.made, self.steps.in_round
+        if in_round == 0:
             return made == 0 and t > 0
-        return self.learned.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
+        return self.learned.phase is Phase.FIRST or made >= next_end(made - in_round, self.rule.constants)
 
-    def end_round(self, optimizer: Optimizer, span: tuple[int, int], course: Course) -> None:
+    def end_round(self, optimizer: Optimizer, t: int, course: Course) -> None:
         """Gather, decide, act, and report. Collective.
 
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
@@ -253,51 +251,54 @@ class Search(EqualByState):
 
         Args:
             optimizer: the optimizer.
-            span: the last step of the round, and the one to come.
-            course: the schedule at these.
+            t: the step to come.
+            course: the schedule at the step before it and there.
         """
         began, memory, journal = time.perf_counter(), self.memory, self.journal_writer
         then, now = course.held if self.holds_rise else course.free
-        rates = self.rates(then, span[0]) if self._has_journal else []
+        rates = self.rates(then, t - 1) if self._has_journal else []
         is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
         # arriving: the error of a failed collective names the ranks that are missing
-        with nullcontext() if is_alone else arriving(f"the end of a round, at step {span[1]}"):
-            seen, writes = self.ranks.gather(optimizer, span, self.steps, self.losses, is_alone=is_alone)
+        with nullcontext() if is_alone else arriving(f"the end of a round, at step {t}"):
+            seen, writes = self.ranks.gather(optimizer, t, self.steps, self.losses, is_alone=is_alone)
         gathered = time.perf_counter()
         if seen.steps == 0 and seen.measured.moved > 0:  # a graph was captured before the hook was set
             self.steps.notice_graph()
         if self.steps.measure.has_other_parameters:  # how far the first step moved the weights says nothing any more
             memory.learned = self.learned._replace(pace=math.nan)
         sign = direction([optimizer.param_groups[g] for g in self._groups])
-        evidence, progress = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
+        evidence = memory.take_in(seen._replace(peak=course.climb_end), then, now, sign)
         decision = self._decide(optimizer, evidence, now)
-        peaks_now, ends = not memory.has_peaked and span[1] >= course.climb_end, span[1] == self.rule.total_steps
-        self._act(decision, evidence, progress, optimizer)
+        peaks_now, ends = not memory.has_peaked and t >= course.climb_end, t == self.rule.total_steps
+        self._act(decision, evidence, optimizer)
         self.losses.reset()
         if writes and self._has_journal and journal.is_kept:
             # named as in the journal of a replica ensemble: its controller decides, here the rule does
             seconds = {"gather": gathered - began, "controller": time.perf_counter() - gathered}
             now = (course.held if self.holds_rise else course.free)[1]  # the search may have stopped
-            both = (rates, self.rates(now, span[1])), (then, now)
+            both = (rates, self.rates(now, t)), (then, now)
             record = reporting.record_of(memory, evidence, decision, *both, seconds)
             journal.write({**record, "total_steps": self.rule.total_steps}, self.knobs, began)
         if ends and self._has_journal:
             journal.close()
         memory.rounds += 1
-        self._tell(decision, span[1], sign, ends=ends, peaks_now=peaks_now)
+        self._tell(decision, t, sign, ends=ends, peaks_now=peaks_now)
         if self._has_journal:
             journal.begin_round()
 
     def _decide(self, optimizer: Optimizer, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """Ask the rule, within the bounds that the user gave."""
-        highest = math.log(self._bounds.factor(schedule, self.memory.peaks)) if self._is_bounded else math.inf
-        known = self.rule.remembering(self.learned, self.steps.snapshots.present(optimizer)).bounded(highest)
-        decision = self.rule.after_round(known, evidence._replace(highest=highest))
+        known = self.rule.remembering(self.learned, self.steps.snapshots.present(optimizer))
+        self.memory.is_bound = False
+        if self._bounds is None:
+            return self.rule.after_round(known, evidence)
+        highest = math.log(self._bounds.factor(schedule, self.memory.peaks))
+        decision = self.rule.after_round(known.bounded(highest), evidence._replace(highest=highest))
         decision = decision._replace(state=decision.state.bounded(highest))
         self.memory.is_bound = decision.state.is_bound(highest)
         return decision
 
-    def _act(self, decision: Decision, evidence: Evidence, progress: Progress, optimizer: Optimizer) -> None:
+    def _act(self, decision: Decision, evidence: Evidence, optimizer: Optimizer) -> None:
         """Do with the weights what was decided, remember it, and begin the next round."""
         slot = decision.slot
         if decision.action is Action.KEEP and slot is not None and self._rollback and not self._is_finished:
@@ -308,10 +309,10 @@ class Search(EqualByState):
             self.steps.snapshots.roll_back_(START, optimizer, self.model)
         elif decision.action is Action.GO_ON and not evidence.is_finite:
             raise DivergedError(
-                f"the weights are NaN or infinite at step {evidence.span[1]}, and there is no snapshot to roll back "
+                f"the weights are NaN or infinite at step {evidence.end}, and there is no snapshot to roll back "
                 f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
-        self.memory.note(self.rule, decision, evidence, progress)
+        self.memory.note(self.rule, decision, evidence)
         kept = set() if self._is_finished else {one.slot for one in self.learned.snapshots}
         self.steps.snapshots.keep_only(kept | {START} if self.learned.phase is Phase.FIRST else kept)
         self.steps.sampling = self._sampling
@@ -353,9 +354,9 @@ class Search(EqualByState):
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
-        counts = {"made": self.steps.made, "begun": self.steps.begun}
+        made = self.steps.made
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
-        return {**envelope, **self.memory.saved(), **counts}
+        return {**envelope, **self.memory.saved(), "made": made, "begun": made - self.steps.in_round}
 
     def check(self, state: Mapping[str, Any]) -> Found:
         """Raise unless :meth:`load` can go on from it. Changes nothing.
@@ -374,12 +375,13 @@ class Search(EqualByState):
         """
         memory, made, begun = _read(state)
         self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
-        self.steps.restart(made, begun)
+        self.steps.restart(made, made - begun)
         self.memory = memory
         self.memory.lead = self._groups[0]
         self._lacks_tensors = self.learned.phase is Phase.SEARCHING
         self.losses.reset()  # those of the round so far are not in it
-        self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
+        highest = math.inf if self._bounds is None else self._bounds.lowest
+        self.rank_group.resume({**state, "rollback": self._rollback, "highest": highest})
         self.steps.is_loaded, self._is_finished = True, False
         self.steps.sampling = self._sampling
         self.journal_writer.resume(t, mid_round=self.steps.in_round > 0)

@@ -64,8 +64,8 @@ class Steps:
         """Between loading a checkpoint and the next step of the scheduler."""
         self.made = 0
         """Steps that the optimizer has made."""
-        self.begun = 0
-        """Steps that it had made when this round began."""
+        self.in_round = 0
+        """Those that it has made in this round."""
         self.is_heard = False
         """Whether a step came by the hook since the scheduler was stepped last; one that is replayed does not."""
         self.captured = False
@@ -75,9 +75,9 @@ class Steps:
         that raises an error has not called its last hook: this is cleared between steps."""
         self._sampled_last = False
         """Whether the step that came last was sampled."""
-        self._awaits_replay = False
-        self._weights_before: list[Tensor] = []
-        """The weights before a step that is replayed from a graph and sampled afterwards."""
+        self._weights_before: list[Tensor] | None = None
+        """The weights before a step that is replayed from a graph, if it is sampled afterwards; None: no step is to be
+        measured."""
         self._optimizer: Optimizer | None = None
         """The one that trains, once it is known."""
 
@@ -88,16 +88,11 @@ class Steps:
         hook_steps(optimizer, self, Steps._step_begins, Steps._step_is_over)
         self.snapshots.watch(optimizer)
 
-    @property
-    def in_round(self) -> int:
-        """Steps that the optimizer has made in this round."""
-        return self.made - self.begun
-
-    def restart(self, made: int, begun: int) -> None:
+    def restart(self, made: int, in_round: int) -> None:
         """Forget what was measured and kept, as it is of another run, and count on from there."""
         self.measure = Measure(self.measure.groups)
         self.snapshots = Snapshots()
-        self.made, self.begun, self._awaits_replay = made, begun, False
+        self.made, self.in_round, self._weights_before = made, in_round, None
 
     # -- the hook -----------------------------------------------------------------------------------------------------
 
@@ -125,8 +120,11 @@ class Steps:
         if self.sampling is not Sampling.NONE and (self._sampled_last or not is_further):
             self._sample(optimizer, continued=is_further)
         if not is_further:
-            self.made += 1
+            self._count()
             self.is_heard = True
+
+    def _count(self) -> None:
+        self.made, self.in_round = self.made + 1, self.in_round + 1
 
     def _keep_start(self, optimizer: Optimizer) -> None:
         if self.sampling is Sampling.FIRST and START not in self.snapshots.present(optimizer):
@@ -154,8 +152,8 @@ class Steps:
     @property
     def _is_due(self) -> bool:
         """Whether the gradient of the step to come is sampled."""
-        length = next_end(self.begun, self._constants) - self.begun
-        return is_sampled(self.in_round, length, self._constants)
+        begun = self.made - self.in_round
+        return is_sampled(self.in_round, next_end(begun, self._constants) - begun, self._constants)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
@@ -175,7 +173,7 @@ class Steps:
 
     def begin_round(self, optimizer: Optimizer, *, resets_path: bool) -> None:
         """A round begins with the next step; and a new path, if the old one counts no more."""
-        self.begun = self.made
+        self.in_round = 0
         self.measure.begin_round()
         if resets_path or self.sampling is Sampling.NONE:
             self.measure.begin_path()
@@ -189,19 +187,19 @@ class Steps:
 
     def _count_replay(self, optimizer: Optimizer) -> None:
         """A step was replayed: its gradients are still there."""
-        if self.sampling is not Sampling.NONE and self._awaits_replay:
+        if self.sampling is not Sampling.NONE and self._weights_before is not None:
             self._sample(optimizer, self._weights_before)
-        self.made += 1
+        self._count()
 
     def _await_replay(self, optimizer: Optimizer) -> None:
         """Remember the weights that the next step begins from: no hook is called before it."""
         self.snapshots.wait()
         self._keep_start(optimizer)
-        self._awaits_replay, self._weights_before = self.sampling is not Sampling.NONE, []
-        if self._awaits_replay:
+        self._weights_before = None
+        if self.sampling is not Sampling.NONE:
             self.measure.set_origin(optimizer)
-            if self.sampling is Sampling.SOME and self._is_due:
-                self._weights_before = copies_of(self.measure.searched(optimizer))
+            is_copied = self.sampling is Sampling.SOME and self._is_due
+            self._weights_before = copies_of(self.measure.searched(optimizer)) if is_copied else []
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -210,7 +208,7 @@ class Steps:
 
         The copy of the optimizer has no hooks.
         """
-        own = {"_weights_before": [], "_awaits_replay": False, "captured": False, "_inside": False}
+        own: dict[str, Any] = {"_weights_before": None, "captured": False, "_inside": False}
         optimizer = self._optimizer
         if optimizer is not None:
             own |= {"snapshots": self.snapshots.saved(optimizer), "measure": self.measure.saved(optimizer)}
@@ -230,7 +228,7 @@ class Written:
 
     If somebody else writes one, the search would measure steps of another length than it thinks, and find a wrong rate.
 
-    A float is known by its value; a tensor by itself, and by how often it was changed in place.
+    A rate is known by itself, and a tensor by how often it was changed in place, too.
     """
 
     def __init__(self) -> None:
@@ -280,7 +278,5 @@ def _mark(rate: Rate) -> tuple[Rate, int]:
 
 
 def _is_there(group: dict[str, Any], mark: tuple[Rate, int]) -> bool:
-    rate, (written, version) = group["lr"], mark
-    if isinstance(rate, Tensor):
-        return rate is written and rate._version == version
-    return not isinstance(written, Tensor) and bool(rate == written)
+    rate, version = _mark(group["lr"])
+    return rate is mark[0] and version == mark[1]
