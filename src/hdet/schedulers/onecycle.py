@@ -28,7 +28,7 @@ from hdet.journal.writer import JournalWriter
 from hdet.optimizer import (
     added_groups,
     as_type_of,
-    check_model,
+    check_training,
     copy_rate,
     group_counts,
     put_rate,
@@ -38,8 +38,7 @@ from hdet.optimizer import (
     with_added,
 )
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group, check_group
-from hdet.ranks.shards import refuse_flat
+from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler
@@ -147,12 +146,8 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         spread = PUBLISHED_SPREAD if spread is None else float(spread)
         words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
         must_be(words, isinstance(auto_lr, (bool, Controller)), cure, auto_lr=auto_lr)
-        controller = None if auto_lr is False else auto_lr
-        if isinstance(controller, bool):
-            controller = Corrected()
-        check_group(group)
-        check_model(model)
-        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
+        controller = (Corrected() if auto_lr else None) if isinstance(auto_lr, bool) else auto_lr
+        check_training(optimizer, group, model)
         made = _rehearsed(optimizer, arguments)
         settings = _settings_of(made, controller, decay, sync_every, auto_lr_start, seed)
         specs = rate_knobs(rate_names(optimizer), spread)
@@ -160,14 +155,12 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
         plain = mapped(schedule, _plain)
         header = {**plain, "total_steps": made.total_steps, **settled}
-        unused = () if cycle_momentum else ("base_momentum", "max_momentum")
-        arms = isinstance(group, Arms) and len(group.members) > 1
-        isolated = arms or isinstance(group, Torchft)
+        isolated = isinstance(group, Torchft) or (isinstance(group, Arms) and len(group.members) > 1)
         self._run = Replicas(
             group,
             Steering(settings, specs, Permuted(), columns, controller, learned),
             ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
-            {name: repr(value) for name, value in plain.items() if name not in unused},
+            {name: repr(value) for name, value in plain.items()},
             JournalWriter(open_journal(journal), header),
         )
         _torch.__init__(self, optimizer, **arguments)  # steps once, which writes the first rates
