@@ -41,7 +41,7 @@ NAMES = {
     "_step_count": Row(_SCHEDULER, "part of a scheduler's state; Accelerate adds to it between steps, which is undone"),
     "_last_lr": Row(_SCHEDULER, "part of a scheduler's state; get_last_lr() reads it, and nothing public writes it"),
     "_schedule_phases": Row(_SCHEDULER, "part of OneCycleLR's state: where it rises and falls; finish() changes it"),
-    "_anneal_func_type": Row(_SCHEDULER, "part of OneCycleLR's state: cosine or linear"),
+    "_anneal_func": Row(_SCHEDULER, "the value between two levels of OneCycleLR, cosine or linear"),
     "_update_lr": Row(_SCHEDULER, "SequentialLR calls it, and nothing else, when the turn of a scheduler begins"),
     "_foreach_copy_": Row("torch", "many copies in one launch, for which there is no public function"),
     "_foreach_norm": Row("torch", "many norms in one launch, at least in fp32; get_total_norm overflows in fp16"),

@@ -76,19 +76,17 @@ COVERED = {
     "rollback/snapshots": "rollback: storage snapshots; search: rollbacks; rollback: guard; checkpoint: guard_resume",
     # schedulers: what users construct
     "schedulers/ensemble": "schedulers: rates_without_knobs rates_table; ensemble: journal_of_a_run knobs ensemble",
-    "schedulers/onecycle": "ensemble: rounds golden; schedulers: against_torch rates_table",
+    "schedulers/onecycle": "ensemble: rounds golden; schedulers: against_torch rates_table; checkpoint: torch_states",
     "schedulers/given_schedule": "schedulers: given_schedule peak",
     "schedulers/schedules": "schedulers: given_schedule rates_without_knobs rates_table added_groups; "
     "ensemble: journal_of_a_run",
-    "schedulers/torch_onecycle": "ensemble: golden; schedulers: against_torch; checkpoint: torch_states",
     "schedulers/replay": "schedulers: replay",
     "journal/reading": "journal: journal; schedulers: replay; cli: schedule; ensemble: journal_of_a_run",
     "schedulers/trapezoid": "schedulers: trapezoid lengths rates_table late_groups late_group_of_several several; "
     "search: found unknown_length golden; checkpoint: foreign setups",
-    "schedulers/auto": "search: guesses bounds golden found; inputs: inputs",
     "schedulers/auto_scheduler": "schedulers: late_groups lengths several trapezoid; search: golden hooks "
-    "unknown_length; checkpoint: foreign setups",
-    "schedulers/combined_optimizer": "schedulers: late_group_of_several order_of_several late_groups several",
+    "unknown_length guesses bounds found; inputs: inputs; checkpoint: foreign setups",
+    "optimizer": "schedulers: late_group_of_several order_of_several late_groups several",
 }
 """What makes rates and weights, and the tests that cover it, fast ones first. "search: rule" is the test
 ``tests/search/test_rule.py``."""

@@ -33,7 +33,7 @@ from zoo_problems import BATCH, PROBLEMS
 from zoo_problems import OPTIMIZERS as ZOO_OPTIMIZERS
 
 import hdet
-import hdet.schedulers.auto as door
+import hdet.schedulers.auto_scheduler as door
 from hdet.rule.constants import DEFAULT, Constants
 from hdet.rule.decision import Rule
 

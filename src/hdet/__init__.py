@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from hdet.ranks.torchft import torchft
     from hdet.report.page import show
     from hdet.rollback.guard import Guard
-    from hdet.schedulers.auto import auto
-    from hdet.schedulers.auto_scheduler import AutoScheduler
+    from hdet.schedulers.auto_scheduler import AutoScheduler, auto
     from hdet.schedulers.ensemble import Ensemble
     from hdet.schedulers.onecycle import OneCycleLR
     from hdet.schedulers.replay import schedule_from
@@ -91,8 +90,7 @@ _NEED_TORCH = {
     "hdet.ranks.torchft": ("torchft",),
     "hdet.report.page": ("show",),
     "hdet.rollback.guard": ("Guard",),
-    "hdet.schedulers.auto": ("auto",),
-    "hdet.schedulers.auto_scheduler": ("AutoScheduler",),
+    "hdet.schedulers.auto_scheduler": ("AutoScheduler", "auto"),
     "hdet.schedulers.ensemble": ("Ensemble",),
     "hdet.schedulers.onecycle": ("OneCycleLR",),
     "hdet.schedulers.replay": ("schedule_from",),

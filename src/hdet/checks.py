@@ -48,11 +48,6 @@ def is_one_of(value: object, words: Collection[str | None]) -> bool:
     return (value is None or isinstance(value, str)) and value in words
 
 
-def is_flag(value: object) -> bool:
-    """Whether it is True or False."""
-    return isinstance(value, bool)
-
-
 def items_of(value: Any) -> list[Any] | None:
     """The items of a list or of anything else that can be iterated over; None if there are none to be had.
 

@@ -1,4 +1,4 @@
-"""Optimizers of torch: wrappers, parameter groups, rates, and the hooks by which hdet hears of every step."""
+"""Optimizers of torch: wrappers, groups, rates, the hooks by which hdet hears of every step, and several as one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import must_be
+from hdet.checks import items_of, must_be
 from hdet.errors import ArgumentError
+from hdet.ranks.group import Group, check_group
+from hdet.ranks.shards import refuse_flat
 
 _Value = TypeVar("_Value")
 
@@ -27,6 +29,18 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
+def as_one(optimizers: Any) -> Optimizer:
+    """An optimizer of torch without its wrapper, or several of them seen as one."""
+    inner = unwrapped(optimizers)
+    if isinstance(inner, Optimizer):
+        return inner
+    found = [unwrapped(one) for one in items_of(inner) or ()]
+    fits = found and all(isinstance(one, Optimizer) for one in found)
+    rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
+    must_be(rule, fits, cure, optimizers=optimizers)
+    return found[0] if len(found) == 1 else CombinedOptimizer(found)
+
+
 def check_optimizer(optimizer: object) -> None:
     """Raise unless ``optimizer`` is an optimizer of torch."""
     must_be("a torch optimizer", isinstance(optimizer, Optimizer), "for instance torch.optim.Adam", optimizer=optimizer)
@@ -38,22 +52,27 @@ def check_model(model: object, *, needed: bool = False) -> None:
     must_be("an nn.Module" if needed else "an nn.Module or None", fits, "pass the model itself", model=model)
 
 
-def parts_of(optimizer: Optimizer) -> list[Any]:
+def check_training(optimizer: Optimizer, group: Group, model: object) -> None:
+    """Raise unless ranks in ``group=`` can train these parameters, of ``model=`` if one is given."""
+    check_group(group)
+    check_model(model)
+    refuse_flat(p for row in optimizer.param_groups for p in row["params"])
+
+
+def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that are seen as one by ``hdet.auto``; else the optimizer itself."""
-    return list(getattr(optimizer, "parts", [optimizer]))
+    return optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
 
 
 def leading_part(optimizer: Optimizer) -> Optimizer:
     """The one of several optimizers that is stepped first in the step to come; else the optimizer itself."""
-    leading: Optimizer | None = getattr(optimizer, "leading", None)
-    return leading or optimizer
+    return (optimizer.leading or optimizer) if isinstance(optimizer, CombinedOptimizer) else optimizer
 
 
 def end_step(optimizer: Optimizer) -> None:
     """Tell several optimizers seen as one that the scheduler was stepped: the next step begins."""
-    over = getattr(optimizer, "step_is_over", None)
-    if over is not None:
-        over()
+    if isinstance(optimizer, CombinedOptimizer):
+        optimizer.step_is_over()
 
 
 def group_counts(optimizer: Optimizer) -> list[int]:
@@ -145,6 +164,12 @@ def put_rate(group: dict[str, Any], rate: Rate) -> None:
         group["lr"].fill_(rate.squeeze() if isinstance(rate, Tensor) else rate)
     else:
         group["lr"] = rate
+
+
+def put_rates(optimizer: Optimizer, rates: Sequence[Rate]) -> None:
+    """Write a rate into each parameter group."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        put_rate(group, rate)
 
 
 def copy_rate(rate: Rate) -> Rate:
@@ -257,16 +282,25 @@ def hook_before_steps(optimizer: Optimizer, owner: _Owner, before: Callable[...,
 
 def hook_saving(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any]) -> None:
     """Call a method of an owner before the ``state_dict`` of an optimizer is made; as :func:`hook_steps`."""
+    _hook_states(optimizer, owner, before, "register_state_dict_pre_hook")
+
+
+def hook_loading(optimizer: Optimizer, owner: _Owner, after: Callable[..., Any]) -> None:
+    """Call a method of an owner after a state was loaded into an optimizer; as :func:`hook_steps`."""
+    _hook_states(optimizer, owner, after, "register_load_state_dict_post_hook")
+
+
+def _hook_states(optimizer: Optimizer, owner: _Owner, method: Callable[..., Any], register: str) -> None:
     held = ref(owner)
 
-    def hook(saved: Optimizer) -> None:
+    def hook(hooked: Optimizer) -> None:
         found = held()
         if found is not None:
-            before(found, saved)
+            method(found, hooked)
 
     for part in parts_of(optimizer):
         with suppress(AttributeError):  # an optimizer in a framework's wrapper need not have it
-            finalize(owner, part.register_state_dict_pre_hook(hook).remove)
+            finalize(owner, getattr(part, register)(hook).remove)
 
 
 def once_gradients_are_there(
@@ -318,3 +352,96 @@ def stands_still(optimizer: Optimizer) -> bool:
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     return all((not isinstance(rate, Tensor) or rate.is_cpu) and rate == 0 for rate in rates)
+
+
+# -- several, such as Muon for matrices and AdamW for the rest: one search for their rates -----------------------------
+
+
+class CombinedOptimizer(Optimizer):
+    """Several optimizers seen as one: their groups and their states. It is never stepped; its parts are stepped.
+
+    Whoever hooks its steps is called before and after that of the part which makes its step first, whichever that is:
+    no weight has moved yet, and all gradients are there. The step is over when the scheduler is stepped, or when a part
+    is stepped again.
+    """
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        every = [p for part in parts for group in part.param_groups for p in group["params"]]
+        doubled = len(every) - len(set(every))
+        if doubled:
+            raise ArgumentError(
+                f"each parameter must be in one optimizer only, and once, but {doubled} are there twice; remove them "
+                "from one place"
+            )
+        self.parts = parts
+        self.defaults = {}
+        self.state = _States(parts)  # type: ignore[assignment]  # a view of the parts' own
+        self.leading: Optimizer | None = None
+        """The part that was stepped first in this step; None between steps."""
+        self._stepped: set[int] = set()
+        """Ids of the parts that have made this step."""
+        for part in parts:  # before all other hooks, which ask which part leads
+            hook_steps(part, self, CombinedOptimizer.before_part, CombinedOptimizer.after_part)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # those of the parts, as they are now
+        """The groups of all parts, in order."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def before_part(self, part: Optimizer, *_: Any) -> None:
+        """A part is about to make its step, which does not count if all its rates are 0."""
+        if not stands_still(part):
+            if id(part) in self._stepped:
+                self.step_is_over()
+            self.leading = self.leading or part
+
+    def after_part(self, part: Optimizer, *_: Any) -> None:
+        """A part has made its step."""
+        self._stepped.add(id(part))
+
+    def step_is_over(self) -> None:
+        """The part that is stepped next is the first one of another step."""
+        self.leading = None
+        self._stepped.clear()
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        """Refused: parameter groups, states and steps belong to the parts."""
+        raise ArgumentError(
+            "hdet.auto looks at several optimizers, and is none of them: step each one yourself, reset the "
+            "gradients of each, save and load the state_dict() of each, and add a parameter group to one of them"
+        )
+
+    step = zero_grad = state_dict = load_state_dict = add_param_group = _refused
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: the parts, from which everything else is made."""
+        return {"parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["parts"])  # type: ignore[misc]
+
+
+class _States:
+    """The states of all parts, by parameter, as far as snapshots of them need it."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        self._parts = parts
+        self._owners: dict[int, Optimizer] = {}
+
+    def _of(self, p: Tensor) -> Any:
+        """All states of the optimizer that has the parameter."""
+        if id(p) not in self._owners:  # the first time, or a group was added since
+            every = [(part, q) for part in self._parts for group in part.param_groups for q in group["params"]]
+            self._owners = {id(q): part for part, q in every}
+        return self._owners[id(p)].state
+
+    def __getitem__(self, p: Tensor) -> Any:
+        return self._of(p)[p]
+
+    def get(self, p: Tensor, default: Any = None) -> Any:
+        """Unlike ``[p]``, which makes an empty state as torch's does."""
+        return self._of(p).get(p, default)
+
+    def pop(self, p: Tensor, default: Any = None) -> Any:
+        """Remove the state of a parameter."""
+        return self._of(p).pop(p, default)

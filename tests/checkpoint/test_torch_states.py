@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import SGD, Adam, Optimizer, lr_scheduler
+from torch.optim import SGD, Adam, lr_scheduler
 
 import hdet
 
@@ -118,52 +118,6 @@ def test_phases_that_torch_makes_in_no_order(arguments: dict[str, Any]) -> None:
     assert train(resumed, steps) == train(scheduler, steps)
 
 
-def old_state(strategy: str = "cos", **entries: Any) -> tuple[Optimizer, dict[str, Any]]:
-    """A state as torch before 2.0 wrote it, of a run of 10 steps that is at step 4."""
-    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-    scheduler = TORCH(optimizer, 0.1, 10, anneal_strategy=strategy)  # type: ignore[arg-type]
-    train(scheduler, 4)
-    state = dict(scheduler.state_dict())
-    del state["_anneal_func_type"]
-    return optimizer, {**state, "anneal_func": getattr(TORCH, f"_annealing_{strategy}"), "verbose": False, **entries}
-
-
-@pytest.mark.parametrize("strategy", ["cos", "linear"])
-@pytest.mark.parametrize("has_phases", [True, False])  # from torch 1.8 on
-def test_states_of_torch_before_2(strategy: Any, has_phases: bool) -> None:
-    optimizer, state = old_state(strategy)
-    if not has_phases:
-        del state["_schedule_phases"]
-        state |= {"step_size_up": 2.0, "step_size_down": 7.0}
-    expected = TORCH(optimizer, 0.1, 10, anneal_strategy=strategy)
-    expected.load_state_dict(state)
-    scheduler = OURS(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.1, 10, anneal_strategy=strategy)
-    scheduler.load_state_dict(state)
-    assert train(scheduler, 6) == train(expected, 6)
-    assert "anneal_func" not in scheduler.state_dict()
-
-
-@pytest.mark.parametrize(("of_the_run", "of_the_constructor"), [("linear", "cos"), ("cos", "linear")])
-def test_an_old_state_has_its_own_annealing(of_the_run: Any, of_the_constructor: Any) -> None:
-    """Values of a state replace the constructor's. That torch keeps the constructor's here is an accident of it."""
-    optimizer, state = old_state(of_the_run)
-    expected = TORCH(optimizer, 0.1, 10, anneal_strategy=of_the_run)
-    expected.load_state_dict(state)
-    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-    scheduler = OURS(optimizer, 0.1, 10, anneal_strategy=of_the_constructor)
-    scheduler.load_state_dict(state)
-    assert train(scheduler, 6) == train(expected, 6)
-
-
-def test_a_scheduler_as_older_torch_made_it_goes_on_from_its_state() -> None:
-    """It has a function of annealing, and no name of it."""
-    expected = TORCH(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.1, 10)
-    scheduler = OURS(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.1, 10)
-    del scheduler._anneal_func_type
-    scheduler.load_state_dict({**scheduler.state_dict(), "anneal_func": OURS._annealing_cos})
-    assert train(scheduler, 10) == train(expected, 10)
-
-
 def test_a_state_of_hdets_own_needs_its_phases() -> None:
     scheduler = OURS(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.05, 10)
     state = scheduler.state_dict()
@@ -198,7 +152,6 @@ def test_a_last_phase_without_length_ends_the_run_in_peace(arguments: dict[str, 
         *(("_last_lr", value) for value in (["x"], [math.nan], None)),
         *((key, value) for key in ("last_epoch", "total_steps", "_step_count") for value in (None, "x", 1.5)),
         ("base_lrs", "q"),
-        ("_anneal_func_type", "bogus"),
     ],
 )
 def test_a_damaged_value_of_torchs_part_is_refused_and_nothing_is_changed(key: str, value: object) -> None:

@@ -54,7 +54,7 @@ def test_a_schedule_that_is_missing_for_one_of_several_optimizers_is_refused() -
     several = [adam(), adam(2)]
     scheduler = hdet.auto(several, total_steps=100, schedule=lambda o: torchs.CosineAnnealingLR(o, 100))
     state = copy.deepcopy(stepped(scheduler, [*several], 7).state_dict())
-    del state["schedule"]["schedule"]["1"]
+    del state["schedule"]["schedule"]["schedules"][1]
     refused(scheduler, state)
 
 

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as torchs
 
 import hdet
-from hdet.schedulers.combined_optimizer import CombinedOptimizer
+from hdet.optimizer import CombinedOptimizer
 from hdet.schedulers.given_schedule import Peak, planned
 from tests.processes import run_ranks
 

@@ -144,3 +144,19 @@ def test_bad_input_is_refused() -> None:
     together = hdet.auto([two, rest], total_steps=100).optimizer
     with pytest.raises(hdet.ArgumentError, match="step each one yourself"):
         together.step()
+
+
+class Halves(torch.optim.SGD):
+    """An optimizer of a user's, whose attributes have the names that hdet gives to several optimizers seen as one."""
+
+    parts = ("left", "right")
+    leading = "left"
+    step_is_over = True
+
+
+def test_one_optimizer_with_parts_of_its_own_is_one() -> None:
+    model = network()
+    optimizer = Halves(model.parameters(), lr=1e-3)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS)
+    rates = train(model, [optimizer], scheduler, range(20))
+    assert rates[-1][0] > 10 * rates[0][0]  # its steps are measured

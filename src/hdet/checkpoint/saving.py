@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checkpoint.file import Whole, checkpoints_at, digest_of, newest_whole, read, write
-from hdet.checks import is_flag, is_one_of, must_be, must_count, shown
+from hdet.checks import is_one_of, must_be, must_count, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import named, path_of
 from hdet.ranks.agreement import check_equal
@@ -178,7 +178,7 @@ def _checked(path: str | os.PathLike[str], keep: int, search: bool, parts: Mappi
     must_count(1, "2 keeps the one before", keep=keep)
     rule = "no part's name, since hdet.load has an argument of that name"
     must_be(rule, "ignore" not in parts, "give the part another name", ignore=parts.get("ignore"))
-    must_be("True or False", is_flag(search), "leave it out for True", search=search)
+    must_be("True or False", isinstance(search, bool), "leave it out for True", search=search)
     _refuse_sharded_parts(_stateful(parts), _inside(parts, AutoScheduler) if search else {})
     return _resolved(path)
 

@@ -21,8 +21,8 @@ from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import AccumulatingGuard, read_search, write_search
 from hdet.ranks.shards import Partitioned, mark_part
-from hdet.schedulers.auto import auto as auto_of
 from hdet.schedulers.auto_scheduler import AutoScheduler
+from hdet.schedulers.auto_scheduler import auto as auto_of
 
 __all__ = ["Guard", "auto", "optimizer_of"]
 

@@ -27,8 +27,7 @@ from hdet.integrations.rules import not_by_steps
 from hdet.journal import Journals, open_journal
 from hdet.journal.sinks import EventSink
 from hdet.rule.found import listed
-from hdet.schedulers.auto import auto
-from hdet.schedulers.auto_scheduler import AutoScheduler
+from hdet.schedulers.auto_scheduler import AutoScheduler, auto
 from hdet.schedulers.onecycle import OneCycleLR
 
 __all__ = ["AutoLR", "Guard"]

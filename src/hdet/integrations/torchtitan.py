@@ -16,8 +16,8 @@ from torchtitan.components.optimizer import LRSchedulersContainer
 
 from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import GUARD, SEARCH, AccumulatingGuard, name_on_rank, search_state
-from hdet.schedulers.auto import auto
-from hdet.schedulers.combined_optimizer import as_one
+from hdet.optimizer import as_one
+from hdet.schedulers.auto_scheduler import auto
 
 __all__ = ["AutoLR", "Guard"]
 

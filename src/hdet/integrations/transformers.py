@@ -24,8 +24,7 @@ from hdet.integrations.auto_lr import Finish, check_length, length_from, mean_of
 from hdet.integrations.checkpoints import AccumulatingGuard, read_search, write_search
 from hdet.integrations.deepspeed import optimizer_of
 from hdet.journal.sinks import EventSink
-from hdet.schedulers.auto import auto
-from hdet.schedulers.auto_scheduler import AutoScheduler
+from hdet.schedulers.auto_scheduler import AutoScheduler, auto
 from hdet.schedulers.onecycle import OneCycleLR
 
 __all__ = ["AutoLR", "Guard", "Replicas"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_flag, is_int, is_one_of, must_be, must_count
+from hdet.checks import is_int, is_one_of, must_be, must_count
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
@@ -21,11 +21,19 @@ from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.optimizer import added_groups, check_model, check_optimizer, copy_rate, group_counts, put_rate, unwrapped
+from hdet.optimizer import (
+    added_groups,
+    check_optimizer,
+    check_training,
+    copy_rate,
+    group_counts,
+    put_rate,
+    put_rates,
+    unwrapped,
+)
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group, check_group
-from hdet.ranks.shards import refuse_flat
+from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler, replicas_of
@@ -101,15 +109,13 @@ class Ensemble(ReplicaScheduler):
         self._knobs = flat_knobs(knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD) if knobs is None else knobs)
         if schedule is not None:
             check_schedule_of(optimizer, schedule)
-        check_group(group)
-        check_model(model)
-        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
+        check_training(optimizer, group, model)
         signal = TrainLoss() if signal is None else signal
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
         check_knobs(self._knobs, signal, schedule)
         cure = "leave it out for False"
-        must_be("True or False", is_flag(allow_uninformative), cure, allow_uninformative=allow_uninformative)
+        must_be("True or False", isinstance(allow_uninformative, bool), cure, allow_uninformative=allow_uninformative)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
         settings = _settings_of(sync_every, total_steps, seed, start)
@@ -213,7 +219,7 @@ class Ensemble(ReplicaScheduler):
         """
         t = self.last_epoch
         if self.schedule is not None:  # otherwise rates that are no knobs are left to others
-            self._plain.put(self._plain.now)
+            put_rates(self.optimizer, self._plain.now)
         values, learned = self._run.steering.values(t, self._run.replica_index), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
@@ -261,8 +267,7 @@ class Ensemble(ReplicaScheduler):
 
 def _settings_of(sync_every: int | None, total_steps: int | None, seed: int, start: int) -> Settings:
     """The rounds, the seed and the controller's first step, checked."""
-    sync_every = _ROUND if sync_every is None else sync_every
-    sync_every = must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
+    sync_every = _ROUND if sync_every is None else must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
     start = must_count(0, "leave it out for 0", start=start)
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
     if total_steps is not None:

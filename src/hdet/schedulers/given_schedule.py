@@ -14,22 +14,11 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.checks import is_int, must_be, must_count, shown
+from hdet.checks import is_int, is_real, must_be, must_count, shown
 from hdet.errors import ArgumentError, HdetError
-from hdet.optimizer import Rate, as_type_of, parts_of, unwrapped, with_added
+from hdet.optimizer import Rate, as_type_of, copy_rate, parts_of, put_rate, unwrapped, with_added
 from hdet.rule.constants import CLIMB
-from hdet.schedulers.schedules import (
-    AllSchedules,
-    PlainRates,
-    Schedule,
-    StepFunction,
-    answer_of,
-    check_schedule_of,
-    emptied,
-    in_words,
-    number_of,
-    number_of_its_own,
-)
+from hdet.schedulers.schedules import PlainRates, Schedule, check_schedule_of, emptied, number_of_its_own
 from hdet.schedulers.trapezoid import check_rates, guess_of, refuse_length
 
 _LONGEST = 2**17
@@ -181,18 +170,15 @@ def _together(optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> Sche
 
 def _answer(function: Callable[[Any], Any], stand_in: Optimizer) -> Any:
     """A scheduler on the stand-in, or a number if the function is one of the step. Raises if it is neither."""
-    answer = answer_of(function, stand_in)
-    if number_of(answer) is not None or _is_scheduler(answer):
+    answer = _answer_of(function, stand_in)
+    if _number_of(answer) is not None or _is_scheduler(answer):
         return answer
-    first = answer_of(function, 0)
-    if number_of(first) is not None:
+    first = _answer_of(function, 0)
+    if _number_of(first) is not None:
         return first
-    for error in (answer, first):
-        if isinstance(error, HdetError):
-            raise error
     raise ArgumentError(
-        f"schedule must be {_KINDS}, but for an optimizer it {in_words(answer)}, and for step 0 it {in_words(first)}; "
-        f"{_CURE}"
+        f"schedule must be {_KINDS}, but for an optimizer it {_in_words(answer)}, and for step 0 it {_in_words(first)}"
+        f"; {_CURE}"
     ) from (answer if isinstance(answer, Exception) else None)
 
 
@@ -225,6 +211,90 @@ def _moved(schedule: Any, optimizer: Optimizer, stand_in: Optimizer) -> Any:
     return made
 
 
+class StepFunction:
+    """A scheduler that multiplies an optimizer's own rates by a function of the step.
+
+    Args:
+        optimizer: one, or several seen as one.
+        function: from a step to a factor. It is called once for each step, and never for one after the last.
+        steps: of the run.
+    """
+
+    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], steps: int) -> None:
+        self.optimizer, self.function, self.steps, self.last_epoch = optimizer, function, steps, 0
+        self._write()
+
+    def step(self) -> None:
+        """Go to the next step."""
+        self.last_epoch += 1
+        self._write()
+
+    def _write(self) -> None:
+        factor = self._factor(min(self.last_epoch, self.steps - 1))
+        for group in self.optimizer.param_groups:
+            if "initial_lr" not in group:
+                group["initial_lr"] = copy_rate(group["lr"])
+            put_rate(group, group["initial_lr"] * factor)
+
+    def _factor(self, t: int) -> float:
+        """What the function says. Raises unless rates can be multiplied by it."""
+        answer = _answer_of(self.function, t)
+        number = _number_of(answer)
+        if number is not None and 0 <= number < math.inf:
+            return number
+        raise ArgumentError(
+            f"schedule must give a finite number, not below 0, for each step from 0 to {self.steps - 1}, but at step "
+            f"{t} it {_in_words(answer)}; for instance schedule=lambda t: 1 - t / {self.steps}"
+        ) from (answer if isinstance(answer, Exception) else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step. The function is not saved, and rates are the optimizer's."""
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.last_epoch = int(state_dict["last_epoch"])
+
+
+class AllSchedules:
+    """The schedules of several optimizers as one."""
+
+    def __init__(self, schedules: Sequence[Any]) -> None:
+        self.schedules = list(schedules)
+
+    def step(self) -> None:
+        for schedule in self.schedules:
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schedules": [schedule.state_dict() for schedule in self.schedules]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        for schedule, state in zip(self.schedules, state_dict["schedules"], strict=True):
+            schedule.load_state_dict(state)
+
+
+def _answer_of(function: Callable[[Any], Any], given: Any) -> Any:
+    """What a function of the user's returns, or the exception that it raises."""
+    try:
+        return function(given)
+    except Exception as error:
+        return error
+
+
+def _in_words(answer: Any) -> str:
+    """An answer, for messages."""
+    if isinstance(answer, Exception):
+        return f"raised {type(answer).__name__}: {shown(str(answer))}"
+    return f"returned {shown(answer)}"
+
+
+def _number_of(value: Any) -> float | None:
+    """A number, also in an array without dimensions; None if it is no number."""
+    value = value.item() if getattr(value, "shape", None) == () else value
+    return float(value) if is_real(value) else None
+
+
 # -- where it is highest ----------------------------------------------------------------------------------------------
 
 
@@ -245,7 +315,7 @@ def _peak_of(stand_ins: Sequence[Optimizer], schedule: Schedule, steps: int) -> 
             raise
         except Exception as error:
             raise ArgumentError(
-                f"schedule must have rates for the {steps} steps of the run, but its step {t} {in_words(error)}; "
+                f"schedule must have rates for the {steps} steps of the run, but its step {t} {_in_words(error)}; "
                 "build it for as many steps"
             ) from error
         rate = _checked_rate(groups[lead], t, steps)

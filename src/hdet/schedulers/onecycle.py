@@ -1,12 +1,16 @@
-"""``hdet.OneCycleLR``: torch's OneCycleLR whose replicas explore the learning rate."""
+"""``hdet.OneCycleLR``: torch's OneCycleLR whose replicas explore the learning rate.
+
+A phase of the schedule is a dict, as in torch: the step at which it ends, and the levels between which it goes, by
+their names in a parameter group ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum").
+"""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
@@ -24,7 +28,7 @@ from hdet.journal.writer import JournalWriter
 from hdet.optimizer import (
     added_groups,
     as_type_of,
-    check_model,
+    check_training,
     copy_rate,
     group_counts,
     put_rate,
@@ -35,29 +39,21 @@ from hdet.optimizer import (
 )
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.arms import Arms
-from hdet.ranks.group import Group, check_group
-from hdet.ranks.shards import refuse_flat
+from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.replica_scheduler import PUBLISHED_SPREAD, ReplicaScheduler, replicas_of
-from hdet.schedulers.torch_onecycle import (
-    ANNEALINGS,
-    LENGTHS,
-    NEEDED,
-    annealing_in,
-    check_state,
-    phase_at,
-    rehearsed,
-    take_in,
-)
+from hdet.schedulers.schedules import emptied
 from hdet.state import STATE_WORDS, reading, refuse_foreign, refuse_other_groups
 
+_NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
+"""Keys of a state, in every version of torch."""
 _NOT_SAVED = {"_run", "_counted", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
+_HIGHEST = torch.finfo(torch.float32).max
+"""The highest rate that gradients can be multiplied by."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
-_TORCHS = inspect.signature(_torch).parameters.keys() - {"optimizer"}
-"""The names of torch's arguments."""
 
 
 class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
@@ -129,7 +125,12 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         model: nn.Module | None = None,
         journal: Journals = None,
     ) -> None:
-        schedule = {name: given for name, given in dict(locals()).items() if name in _TORCHS}
+        length = {"total_steps": total_steps, "epochs": epochs, "steps_per_epoch": steps_per_epoch}
+        shape = {"pct_start": pct_start, "anneal_strategy": anneal_strategy, "three_phase": three_phase}
+        levels = {"max_lr": max_lr, "div_factor": div_factor, "final_div_factor": final_div_factor}
+        momenta = {"cycle_momentum": cycle_momentum, "base_momentum": base_momentum, "max_momentum": max_momentum}
+        schedule: dict[str, Any] = {**shape, **levels, **momenta}
+        arguments: dict[str, Any] = {**length, **schedule, "last_epoch": last_epoch}
         self._counted = 0
         """torch's count of steps, without those that a framework adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
@@ -146,29 +147,24 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         spread = PUBLISHED_SPREAD if spread is None else float(spread)
         words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
         must_be(words, isinstance(auto_lr, (bool, Controller)), cure, auto_lr=auto_lr)
-        controller = None if auto_lr is False else auto_lr
-        if isinstance(controller, bool):
-            controller = Corrected()
-        check_group(group)
-        check_model(model)
-        refuse_flat(p for row in optimizer.param_groups for p in row["params"])
-        made = rehearsed(optimizer, schedule)
+        controller = (Corrected() if auto_lr else None) if isinstance(auto_lr, bool) else auto_lr
+        check_training(optimizer, group, model)
+        made = _rehearsed(optimizer, arguments)
         settings = _settings_of(made, controller, decay, sync_every, auto_lr_start, seed)
         specs = rate_knobs(rate_names(optimizer), spread)
         learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
         settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
-        plain = {name: mapped(v, _plain) for name, v in schedule.items() if name not in (*LENGTHS, "last_epoch")}
+        plain = mapped(schedule, _plain)
         header = {**plain, "total_steps": made.total_steps, **settled}
         unused = () if cycle_momentum else ("base_momentum", "max_momentum")
-        arms = isinstance(group, Arms) and len(group.members) > 1
-        isolated = arms or isinstance(group, Torchft)
+        isolated = isinstance(group, Torchft) or (isinstance(group, Arms) and len(group.members) > 1)
         self._run = replicas_of(group)(
             RankGroup(group, {name: repr(value) for name, value in plain.items() if name not in unused}),
             Steering(settings, specs, Permuted(), columns, controller, learned),
             ReplicaTensors(model, with_state=isolated),  # gradients differ, so moments do
             JournalWriter(open_journal(journal), header),
         )
-        _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
+        _torch.__init__(self, optimizer, **arguments)  # steps once, which writes the first rates
         self._begin(group)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -236,8 +232,9 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
 
     def _values(self, t: float, *, momenta: bool = False) -> list[float | Tensor]:
         """The plain schedule at step ``t``. ``momenta``: whether to write momenta into the optimizer."""
-        phase, part = phase_at(self._schedule_phases, t)
-        anneal, start, end, rates = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"], []
+        phase, part = _phase_at(self._schedule_phases, t)
+        anneal: Callable[[Any, Any, float], Any] = self._anneal_func
+        start, end, rates = phase["start_lr"], phase["end_lr"], []
         for group in self.optimizer.param_groups:
             rates.append(anneal(group[start], group[end], part))
             if momenta:
@@ -288,10 +285,10 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         self._take_in_new_groups()  # as at the next step: the checkpoint may have them
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
-        refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
+        refuse_foreign(state_dict, _NEEDED, "hdet.OneCycleLR", expected)
         with reading(STATE_WORDS):
             refuse_other_groups(len(state_dict["_last_lr"]), len(self.optimizer.param_groups))
-            check_state({**vars(self), **annealing_in(state_dict), **state_dict}, self.optimizer.param_groups)
+            _check_state({**vars(self), **state_dict}, self.optimizer.param_groups)
             if "hdet" in state_dict:
                 self._run.check(state_dict["hdet"])
                 _ = state_dict["hdet"]["owns_rates"], state_dict["_schedule_phases"]
@@ -303,8 +300,8 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         torch's own OneCycleLR: then the constructor's hdet arguments count, and replicas differ from the next step on.
         """
         self.check_state_dict(state_dict)
-        known = {*super().state_dict(), "_anneal_func_type", "use_beta1"} - _NOT_SAVED
-        torch_state = {**annealing_in(state_dict), **{key: v for key, v in state_dict.items() if key in known}}
+        known = {*super().state_dict(), "use_beta1"} - _NOT_SAVED
+        torch_state = {key: value for key, value in state_dict.items() if key in known}
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
@@ -361,11 +358,80 @@ class OneCycleLR(ReplicaScheduler, lr_scheduler.OneCycleLR):
         if not new:
             return
         groups, names = self.optimizer.param_groups, rate_names(self.optimizer)
-        take_in(groups, new, momenta=self.cycle_momentum)
+        _take_in(groups, new, momenta=self.cycle_momentum)
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
+
+
+def _rehearsed(optimizer: Optimizer, arguments: dict[str, Any]) -> lr_scheduler.OneCycleLR:
+    """torch's scheduler on an optimizer without weights: what torch refuses, it refuses before anything is changed."""
+    made = _torch(emptied(optimizer), **arguments)
+    for group in made.optimizer.param_groups:
+        _check_peak(group["max_lr"], max_lr=arguments["max_lr"])
+    return made
+
+
+def _check_peak(rate: Any, /, **given: Any) -> None:
+    """Raise unless weights can be trained at a rate, the highest of the schedule; ``given``: the argument for it."""
+    is_number = is_real(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
+    must_be("finite and not below 0", is_number and 0 <= rate <= _HIGHEST, "for instance 0.1", **given)
+
+
+def _phase_at(phases: Sequence[Mapping[str, Any]], t: float) -> tuple[Mapping[str, Any], float]:
+    """The phase that step ``t`` is in, which may be a fraction of a step, and which part of it is over.
+
+    >>> _phase_at([{"end_step": 4, "start_lr": "max_lr", "end_lr": "min_lr"}], 3)[1]
+    0.75
+    """
+    start = end = 0.0
+    for phase in phases:
+        start, end = end, phase["end_step"]
+        if t <= end:
+            break
+    if start == end and len(phases) > 1 and phase is phases[-1]:
+        return phases[-2], 1.0  # pct_start leaves no step to the last phase: torch divides by zero
+    return phase, (t - start) / (end - start)
+
+
+def _check_state(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise unless a state gives rates to these groups: torch would load it, and fail at a later step.
+
+    Raises:
+        KeyError, TypeError, ValueError: it does not.
+    """
+    phases = state["_schedule_phases"]
+    steps = [state[name] for name in ("last_epoch", "_step_count", "total_steps")]
+    numbers = [*state["_last_lr"], *state["base_lrs"], *(phase["end_step"] for phase in phases)]
+    if not phases or not all(map(is_int, steps)) or not all(math.isfinite(float(number)) for number in numbers):
+        raise ValueError("its steps, rates or phases are no numbers")
+    _ = [group[phase[level]] for group in groups for phase in phases for level in ("start_lr", "end_lr")]
+
+
+def _take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, momenta: bool) -> None:
+    """Give groups that were added to the optimizer the levels of the schedule. Raises before it changes any.
+
+    Args:
+        groups: of the optimizer.
+        new: the numbers of those that were added.
+        momenta: whether they are cycled.
+    """
+    added = [(g, groups[g]) for g in new]
+    for g, group in added:
+        if "max_lr" not in group:
+            raise ArgumentError(
+                f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
+                'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
+            )
+        _check_peak(group["max_lr"], **{f"max_lr of param_groups[{g}]": group["max_lr"]})
+    known = [group for g, group in enumerate(groups) if g not in new]
+    example = next((group for group in known if group["max_lr"] > 0), known[0])
+    for _, group in added:
+        for name in ("initial_lr", "min_lr"):
+            group.setdefault(name, group["max_lr"] * (float(example[name]) / (float(example["max_lr"]) or 1.0)))
+        for name in ("base_momentum", "max_momentum") if momenta else ():
+            group.setdefault(name, example[name])
 
 
 def _plain(value: Any) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakSet, finalize, ref
+from weakref import WeakSet
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -14,7 +14,7 @@ from hdet.checks import users_level
 from hdet.ensemble.elastic_replicas import ElasticReplicas
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ResumeWarning
-from hdet.optimizer import group_counts
+from hdet.optimizer import group_counts, hook_loading
 from hdet.ranks.agreement import RankGroup
 from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
@@ -93,16 +93,13 @@ class ReplicaScheduler:
     def _watch_loading(self) -> None:
         """Write this replica's values again if the optimizer is loaded after the scheduler.
 
-        An optimizer's checkpoint brings rank 0's values. The hook holds the scheduler weakly: no reference cycle.
+        An optimizer's checkpoint brings rank 0's values. In a framework's wrapper that has no such hooks the next
+        ``step()`` writes them.
         """
-        held = ref(self)
-
-        def after_load(_: Optimizer) -> None:
-            found = held()
-            if found is not None and found._run.is_just_loaded:
-                found._write_again()
-
         if self not in _watching:
-            with suppress(AttributeError):  # a framework's wrapper that has no hooks: the next step() writes the values
-                finalize(self, self.optimizer.register_load_state_dict_post_hook(after_load).remove)
-                _watching.add(self)
+            _watching.add(self)
+            hook_loading(self.optimizer, self, ReplicaScheduler._after_loading)
+
+    def _after_loading(self, _: Optimizer) -> None:
+        if self._run.is_just_loaded:
+            self._write_again()

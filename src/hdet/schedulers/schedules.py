@@ -1,22 +1,21 @@
-"""Schedules of the user's: a scheduler of torch, a function of the step, or anything that writes rates.
+"""Schedules of the user's: a scheduler of torch, or anything else that writes rates.
 
 :class:`PlainRates` knows the rates that such a schedule would give alone, at this step and one step ahead.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_real, must_be, shown
+from hdet.checks import must_be
 from hdet.errors import ArgumentError, HdetError
-from hdet.optimizer import Rate, copy_rate, put_rate, unwrapped, with_added
+from hdet.optimizer import Rate, copy_rate, put_rates, unwrapped, with_added
 from hdet.ranks.agreement import RankGroup
 from hdet.state import state_in_words
 
@@ -57,102 +56,6 @@ def number_of_its_own(value: Any) -> Any:
     return value.detach().cpu().clone() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-class StepFunction:
-    """A scheduler that multiplies an optimizer's own rates by a function of the step.
-
-    Args:
-        optimizer: one, or several seen as one.
-        function: from a step to a factor. It is called once for each step, and never for one after the last.
-        steps: of the run.
-    """
-
-    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], steps: int) -> None:
-        self.optimizer, self.function, self.steps, self.last_epoch = optimizer, function, steps, 0
-        self._write()
-
-    def step(self) -> None:
-        """Go to the next step."""
-        self.last_epoch += 1
-        self._write()
-
-    def _write(self) -> None:
-        factor = self._factor(min(self.last_epoch, self.steps - 1))
-        for group in self.optimizer.param_groups:
-            if "initial_lr" not in group:
-                group["initial_lr"] = copy_rate(group["lr"])
-            put_rate(group, group["initial_lr"] * factor)
-
-    def _factor(self, t: int) -> float:
-        """What the function says. Raises unless rates can be multiplied by it."""
-        answer = answer_of(self.function, t)
-        number = number_of(answer)
-        if number is not None and 0 <= number < math.inf:
-            return number
-        if isinstance(answer, HdetError):
-            raise answer
-        raise ArgumentError(
-            f"schedule must give a finite number, not below 0, for each step from 0 to {self.steps - 1}, but at step "
-            f"{t} it {in_words(answer)}; for instance schedule=lambda t: 1 - t / {self.steps}"
-        ) from (answer if isinstance(answer, Exception) else None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step. The function is not saved, and rates are the optimizer's."""
-        return {"last_epoch": self.last_epoch}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self.last_epoch = int(state_dict["last_epoch"])
-
-
-def answer_of(function: Callable[[Any], Any], given: Any) -> Any:
-    """What a function of the user's returns, or the exception that it raises."""
-    try:
-        return function(given)
-    except Exception as error:
-        return error
-
-
-def in_words(answer: Any) -> str:
-    """An answer, for messages."""
-    if isinstance(answer, Exception):
-        return f"raised {type(answer).__name__}: {shown(str(answer))}"
-    return f"returned {shown(answer)}"
-
-
-def number_of(value: Any) -> float | None:
-    """A number, also in an array without dimensions; None if it is no number."""
-    value = value.item() if getattr(value, "shape", None) == () else value
-    return float(value) if is_real(value) else None
-
-
-class AllSchedules:
-    """The schedules of several optimizers as one."""
-
-    def __init__(self, schedules: Sequence[Any]) -> None:
-        self.schedules = list(schedules)
-
-    def step(self) -> None:
-        for schedule in self.schedules:
-            schedule.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(i): schedule.state_dict() for i, schedule in enumerate(self.schedules)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        for i, schedule in enumerate(self.schedules):
-            schedule.load_state_dict(state_dict[str(i)])
-
-
-def _fits(schedule: Schedule, state: Any) -> bool:
-    """Whether a schedule can go on from a state, as far as its keys show it."""
-    if isinstance(schedule, AllSchedules):
-        parts = {str(i): one for i, one in enumerate(schedule.schedules)}
-        return isinstance(state, Mapping) and all(key in state and _fits(one, state[key]) for key, one in parts.items())
-    if isinstance(schedule, (LRScheduler, StepFunction)):
-        return _has_keys_of(schedule.state_dict(), state)
-    return state is not None
-
-
 def _has_keys_of(own: Mapping[str, Any], state: Any) -> bool:
     """Whether a state has the public keys of ``own``, and as many parts as a SequentialLR, say, each with its keys."""
     if not isinstance(state, Mapping):
@@ -162,7 +65,7 @@ def _has_keys_of(own: Mapping[str, Any], state: Any) -> bool:
             theirs = state.get(key)
             if not isinstance(theirs, list) or len(theirs) != len(value) or not all(map(_has_keys_of, value, theirs)):
                 return False
-        elif key not in state and not key.startswith("_"):
+        elif key not in state and not str(key).startswith("_"):
             return False
     return True
 
@@ -197,7 +100,7 @@ class PlainRates:
             if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and not metrics):
                 return self.now
             held = self._held()
-            self.put(self.now)
+            put_rates(self.optimizer, self.now)
             try:
                 self.schedule.step(*metrics)
                 self._coming = self._held()
@@ -210,7 +113,7 @@ class PlainRates:
                     "1000, or the group from the beginning, with weights that do not require gradients yet"
                 ) from error
             finally:
-                self.put(held)
+                put_rates(self.optimizer, held)
         return self._coming
 
     def step(self) -> None:
@@ -231,7 +134,7 @@ class PlainRates:
 
     def check(self, state: Any) -> None:
         """Raise if a state is not one of this schedule. torch's schedulers would load it without checking."""
-        if not (_fits(self.schedule, state) if self.schedule is not None else state is None):
+        if not (state is None if self.schedule is None else _has_keys_of(self.schedule.state_dict(), state)):
             raise ArgumentError(
                 f"the checkpoint's schedule is {state_in_words(state)}, but here it is a "
                 f"{type(self.schedule).__name__}; build the scheduler with the schedule that it was saved with"
@@ -242,11 +145,6 @@ class PlainRates:
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.now, self._coming = [copy_rate(rate) for rate in state["plain_lrs"]], None
-
-    def put(self, rates: Sequence[Rate]) -> None:
-        """Write rates into the optimizer."""
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            put_rate(group, rate)
 
     def _held(self) -> list[Rate]:
         return [copy_rate(group["lr"]) for group in self.optimizer.param_groups]
