@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from hdet.checks import is_finite
 from hdet.journal.file import mapped
 
 NOTHING = "–"
-_LARGEST = sys.float_info.max
 
 
 def finite(value: object) -> float | None:
@@ -17,9 +16,7 @@ def finite(value: object) -> float | None:
     >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True), finite(10**400)
     (3.0, None, None, None, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if -_LARGEST <= value <= _LARGEST else None
+    return float(value) if is_finite(value) else None  # type: ignore[arg-type]  # a number
 
 
 def number(value: float | None, digits: int) -> str:

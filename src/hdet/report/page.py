@@ -6,7 +6,6 @@ jinja2 and plotly are imported when a page is made, since reading a run needs ne
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import json
 import os
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
 from hdet.report.data import RunData, load_run, told_apart
 from hdet.report.series import Figure, comparison_figures, run_figures
@@ -68,6 +66,7 @@ def page_of(
     """The page as text. Without a title it has no header: it is for a frame in a page that has the verdict."""
     check_packages()
     import jinja2
+    from plotly.offline import get_plotlyjs
 
     from hdet.report.figures import painted
 
@@ -86,7 +85,7 @@ def page_of(
         sections=sections,
         log_steps=all(run.searched for run in runs),
         plots=_packed(f"[{','.join(painted(figure).to_json() for figure in figures)}]"),
-        plotly=_packed_plotly(),
+        plotly=_packed(get_plotlyjs()),
     )
 
 
@@ -105,13 +104,6 @@ def _section(run: RunData) -> dict[str, Any]:
     arguments = [(key, v if isinstance(v, str) else json.dumps(v, default=str)) for key, v in run.arguments.items()]
     told = {"verdict": verdict(run), "advice": advice(run), "figures": run_figures(run)}
     return {"run": run, **told, "arguments": arguments}
-
-
-@functools.cache
-def _packed_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return _packed(get_plotlyjs())
 
 
 def _packed(text: str) -> str:
@@ -150,6 +142,5 @@ def show(journal: str | os.PathLike[str]) -> Inline:
         ArgumentError: there is nothing at that path, or jinja2 or plotly is not installed.
         JournalError: what is there was not written by hdet.
     """
-    must_be("a path", isinstance(journal, str | os.PathLike), "give what was given as journal=", journal=journal)
     check_packages()
     return Inline(load_run(journal))
