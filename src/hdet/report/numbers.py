@@ -71,16 +71,6 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def short(text: str, limit: int = 36) -> str:
-    """A name that fits into a legend: a longer one loses its middle.
-
-    >>> short("lr[encoder.layers.11.attention.output]", limit=20)
-    'lr[encoder…n.output]'
-    """
-    half = (limit - 1) // 2
-    return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"
-
-
 def plain_json(value: Any) -> Any:
     """Numbers that JSON does not know become null.
 
