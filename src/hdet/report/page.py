@@ -6,6 +6,7 @@ jinja2 and plotly are imported when a page is made, since reading a run needs ne
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import json
 import os
@@ -66,7 +67,6 @@ def page_of(
     """The page as text. Without a title it has no header: it is for a frame in a page that has the verdict."""
     check_packages()
     import jinja2
-    from plotly.offline import get_plotlyjs
 
     from hdet.report.figures import painted
 
@@ -85,7 +85,7 @@ def page_of(
         sections=sections,
         log_steps=all(run.searched for run in runs),
         plots=_packed(f"[{','.join(painted(figure).to_json() for figure in figures)}]"),
-        plotly=_packed(get_plotlyjs()),
+        plotly=_packed_plotly(),
     )
 
 
@@ -104,6 +104,13 @@ def _section(run: RunData) -> dict[str, Any]:
     arguments = [(key, v if isinstance(v, str) else json.dumps(v, default=str)) for key, v in run.arguments.items()]
     told = {"verdict": verdict(run), "advice": advice(run), "figures": run_figures(run)}
     return {"run": run, **told, "arguments": arguments}
+
+
+@functools.cache
+def _packed_plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return _packed(get_plotlyjs())
 
 
 def _packed(text: str) -> str:
