@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from hdet.cli import check_packages
+from hdet import cli
 
 __all__ = ["main"]
 
@@ -16,8 +15,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: without the program's name; None: those of the process.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    check_packages("--json" in given)
-    from lab.cli.app import run
-
-    sys.exit(run(given))
+    cli.main(arguments, "lab.cli.app")

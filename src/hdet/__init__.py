@@ -21,7 +21,6 @@ from hdet.errors import (
     SearchWarning,
     ShardedParametersError,
 )
-from hdet.integrations import rules as _rules  # noqa: F401  # what the core knows of frameworks
 from hdet.journal import Journal, JournalData, read_journal
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from hdet.cli import main
 from tests.cli.command import HDET, hdet_here, run
+from tests.report.made_up import a_header, a_round, write_journal
 
 COMMANDS = ("compare", "report", "export")
 
@@ -37,6 +40,18 @@ def test_bad_input_is_one_line(
     assert "hdet: " + said.json["error"] == said.complaint
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "export"])
+def test_force_replaces_files_alone(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also as root, for whom the system would replace a device."""
+    journal, pipe = write_journal(tmp_path / "x", a_header(), a_round(0)), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    runs = [journal, journal] if command == "compare" else [journal]
+    for out in (pipe, tmp_path):
+        said = hdet_here(capsys, command, *runs, "-o", out, "--force")
+        assert (said.code, "exists already; name another file" in said.complaint) == (2, True)
+    assert pipe.is_fifo()
 
 
 def test_through_the_real_entry_point(tmp_path: Path) -> None:
@@ -99,6 +114,7 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
             raise ModuleNotFoundError("No module named 'typer'", name="typer")
         return real(name, *rest)
 
+    monkeypatch.delitem(sys.modules, "hdet.cli.app")
     monkeypatch.setattr(builtins, "__import__", without)
     said = hdet_here(capsys, "--help")
     assert said.code == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hdet.errors import ArgumentError, JournalError
-from hdet.report.data import Event, Slope, load_run
+from hdet.report.data import Event, load_run
 from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal
 
 pytestmark = pytest.mark.quick
@@ -21,10 +21,10 @@ def test_a_journal_alone(tmp_path: Path) -> None:
     run = load_run(path)
     assert (run.name, run.knobs, run.replicas, run.searched) == ("first", ("lr[a]",), 2, False)
     assert [r.step for r in run.rounds] == [10, 20]
-    assert [row.loss for row in run.rounds[0].replicas] == [1.0, 2.0]
+    assert run.rounds[0].losses == (1.0, 2.0)
     assert run.rounds[0].plain == (0.1,)
     assert run.rounds[0].slopes == (None,)
-    assert run.rounds[1].slopes == (Slope(0.2, None),)
+    assert (run.rounds[1].slopes, run.rounds[1].errors) == ((0.2,), (None,))
     assert run.arguments["spread"] == 0.1
 
 
@@ -64,24 +64,25 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     record["replicas"][2]["signal"] = math.inf
     run = load_run(write_journal(tmp_path / "x", a_header(), record))
     (r,) = run.rounds
-    assert [row.loss for row in r.replicas] == [None, None, 1.0]
-    assert [row.signal for row in r.replicas] == [None, None, None]
+    assert r.losses == (None, None, 1.0)
+    assert r.signals == (None, None, None)
     assert (r.base, r.slopes, run.events) == ((None,), (None,), (Event(10, "replica 0 left out"),))
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"delta": [-0.5], "error": [0.2]}, Slope(-0.5, 0.1)),  # signals 1 and 2: deviation 1/2
-        ({"delta": [0.5], "error": None}, Slope(0.5, None)),
-        ({"delta": [0.5], "error": [0.0]}, Slope(0.5, 0.0)),  # the error of a single round
-        ({"delta": [None], "error": None}, None),
+        ({"delta": [-0.5], "error": [0.2]}, (-0.5, 0.1)),  # signals 1 and 2: deviation 1/2
+        ({"delta": [0.5], "error": None}, (0.5, None)),
+        ({"delta": [0.5], "error": [0.0]}, (0.5, 0.0)),  # the error of a single round
+        ({"delta": [None], "error": None}, (None, None)),
     ],
 )
-def test_what_a_round_said(tmp_path: Path, more: dict[str, object], expected: Slope | None) -> None:
+def test_what_a_round_said(
+    tmp_path: Path, more: dict[str, object], expected: tuple[float | None, float | None]
+) -> None:
     (r,) = load_run(write_journal(tmp_path / "x", a_header(), {**a_round(0), **more})).rounds
-    (slope,) = r.slopes
-    assert slope == expected
+    assert (*r.slopes, *r.errors) == expected
 
 
 def test_groups_that_were_added_later(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_what_is_no_run_says_so(tmp_path: Path) -> None:
         load_run(tmp_path / "nowhere")
     with pytest.raises(JournalError, match=r"there is none at .*journal.jsonl"):
         load_run(tmp_path)
-    with pytest.raises(JournalError, match=r"that hdet does not write .*'step'"):
+    with pytest.raises(ArgumentError, match=r"does not fit .*'step'"):
         load_run(write_journal(tmp_path / "x", a_header(), {"kind": "round", "round": 0}))
-    with pytest.raises(JournalError, match=r"y has content that hdet does not write"):
+    with pytest.raises(ArgumentError, match=r"the journal of .*y does not fit .* it is damaged"):
         load_run(write_journal(tmp_path / "y", a_header(), a_round(0, replicas=[7])))

@@ -183,7 +183,7 @@ def test_show_says_in_a_terminal_what_the_page_says(tmp_path: Path) -> None:
 
 def test_show_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = write_journal(tmp_path / "x", a_header())
-    with pytest.raises(ArgumentError, match="journal must be a path, but got journal=3"):
+    with pytest.raises(ArgumentError, match="journal must be a path, but got 3"):
         hdet.show(3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="does not exist"):
         hdet.show(tmp_path / "nothing")

@@ -5,30 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from hdet.errors import INSTALL, harmless
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, commands: str = "hdet.cli.app") -> None:
     """Run a command and leave with its exit code: 0, 1 (it failed), 2 (bad input) or 130 (Ctrl-C).
 
     Args:
         arguments: without the program's name; None: those of the process.
+        commands: the module that has them, and ``run``.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    check_packages("--json" in given)
-    from hdet.cli.app import run
-
-    sys.exit(run(given))
-
-
-def check_packages(as_json: bool) -> None:
-    """Exit with a cure if the packages of the command line are missing."""
     try:
-        import rich  # noqa: F401
-        import typer  # noqa: F401
+        run = import_module(commands).run
     except ModuleNotFoundError as missing:
-        sys.exit(complain(f"the command line needs {missing.name}; {INSTALL}", as_json, code=2))
+        sys.exit(complain(f"the command line needs {missing.name}; {INSTALL}", "--json" in given, code=2))
+    sys.exit(run(given))
 
 
 def complain(text: str, as_json: bool, code: int) -> int:

@@ -123,8 +123,9 @@ def _say_alarms(output: Output, runs: Sequence[RunData]) -> None:
 
 
 def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
-    if path is not None and path.exists() and not force:
-        raise ArgumentError(f"{path} exists already; name another file with -o, or replace it with --force")
+    """A device or a folder is not replaced by ``--force``, either."""
+    if path is not None and path.exists() and not (force and path.is_file()):
+        raise ArgumentError(f"{path} exists already; name another file with -o, or replace a file with --force")
 
 
 def commands(*functions: Callable[..., Any]) -> typer.Typer:

@@ -1,1 +1,1 @@
-"""Adapters for other libraries, one small file each. hdet itself imports :mod:`hdet.integrations.rules` alone."""
+"""Adapters for other libraries, one small file each. hdet itself imports none of them."""

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
+from hdet.frameworks import not_by_steps
 from hdet.integrations.auto_lr import Finish, check_length, length_from, mean_of, options_of_auto
 from hdet.integrations.checkpoints import SEARCH, AccumulatingGuard, has_parts, read_search, search_state, write_search
-from hdet.integrations.rules import not_by_steps
 from hdet.journal import Journals, open_journal
 from hdet.journal.sinks import EventSink
 from hdet.rule.found import listed

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from hdet.errors import ArgumentError, JournalError
+from hdet.errors import ArgumentError
+from hdet.files import path_of
 from hdet.journal.reading import JournalStream, stream_journal
 from hdet.report.numbers import finite
 from hdet.rule.enums import Event as SearchEvent
 from hdet.rule.enums import event_of, reason_of
+from hdet.state import reading
 
 MOST = 2000
 """Rounds that are kept of a journal that has more, roughly."""
 Numbers = tuple[float | None, ...]
-"""One per knob, in the order of :attr:`RunData.knobs`."""
+"""One per knob, in the order of :attr:`RunData.knobs`, unless something else is said."""
 _Record = Mapping[str, Any]
 _DECAYS = ("exponential", "printed")
 """What ``decay`` is in the arguments of a run whose base has a decay of its own."""
@@ -31,23 +34,6 @@ _FULL = 0.9
 """The share of a round's length from which on it is a full one: the last but one ends a step before the run does."""
 _EVENTS = 500
 """Events that are listed from the beginning of a run, and as many from its end."""
-
-
-class Slope(NamedTuple):
-    """What a round has said about one knob. Above 0: a higher value would have been better."""
-
-    value: float
-    error: float | None
-
-
-class Replica(NamedTuple):
-    """One replica, or the one model of a search, in one round."""
-
-    loss: float | None
-    signal: float | None
-    values: Numbers
-    divergence: float | None
-    """Distance from the mean of the replicas, relative to its norm."""
 
 
 class Event(NamedTuple):
@@ -63,13 +49,21 @@ class Round(NamedTuple):
     """One round, between ``base_before`` at its last step and ``base`` at ``step``, the step after it."""
 
     step: int
-    replicas: tuple[Replica, ...]
+    losses: Numbers
+    """Of each replica, or of the one model of a search, as are the next three."""
+    signals: Numbers
+    values: tuple[Numbers, ...]
+    divergences: Numbers
+    """Distances from the mean of the replicas, relative to its norm."""
     base_before: Numbers
     base: Numbers
     learned: Numbers
     plain: Numbers
     """``base`` if nothing had been learned."""
-    slopes: tuple[Slope | None, ...]
+    slopes: Numbers
+    """What the round has said about the knobs. Above 0: a higher value would have been better."""
+    errors: Numbers
+    """Their standard errors."""
     estimated_rate: float | None
     """The estimated rate of the first knob, if a search has one."""
     rolled_back_to: int | None
@@ -80,7 +74,7 @@ class Round(NamedTuple):
     @property
     def loss(self) -> float | None:
         """The mean over replicas."""
-        return mean(row.loss for row in self.replicas)
+        return mean(self.losses)
 
 
 class RunData(NamedTuple):
@@ -148,27 +142,24 @@ def mean(values: Iterable[float | None]) -> float | None:
     return fmean(found) if found else None
 
 
-def journal_in(path: Path) -> Path:
+def journal_in(path: str | os.PathLike[str]) -> Path:
     """The journal at a path: a file, or ``journal.jsonl`` in a folder."""
-    if not path.exists():
+    found = path_of(path, "journal")
+    if not found.exists():
         raise ArgumentError(f"a run must be a journal or the folder of one, but {path} does not exist; check the path")
-    return path / "journal.jsonl" if path.is_dir() else path
+    return found / "journal.jsonl" if found.is_dir() else found
 
 
 def load_run(path: str | os.PathLike[str]) -> RunData:
     """Read a journal: a file, or ``journal.jsonl`` in a folder, whose name the run then has.
 
     Raises:
-        ArgumentError: there is nothing at ``path``.
+        ArgumentError: there is nothing at ``path``, or a record of the journal is damaged.
         JournalError: what is there was not written by hdet.
     """
-    journal = journal_in(Path(path))
-    data = stream_journal(journal)
-    try:
-        return _run(journal, data)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        text = f"{path} has content that hdet does not write ({error!r}); give another run, or remove what is damaged"
-        raise JournalError(text) from error
+    with reading(f"the journal of {path}", "it is damaged: give another run, or remove that line"):
+        journal = journal_in(path)
+        return _run(journal, stream_journal(journal))
 
 
 def told_apart(runs: Sequence[RunData]) -> list[RunData]:
@@ -182,10 +173,10 @@ def told_apart(runs: Sequence[RunData]) -> list[RunData]:
 
 
 def _run(path: Path, data: JournalStream) -> RunData:
-    header, tally = data.header, _Tally(data.header, [int(record["step"]) for record in data.resumes])
-    begun = header.get("knobs") or ()
-    records = list(thinned(tally.counted(data.rounds), data.length))
-    last, arguments = records[-1] if records else {}, dict(header.get("arguments") or {})
+    header, arguments = data.header, dict(data.header["arguments"])
+    tally = _Tally(data.header["arguments"], [int(record["step"]) for record in data.resumes])
+    records, begun = list(thinned(tally.counted(data.rounds), data.length)), header["knobs"]
+    last = records[-1] if records else {}
     if "total_steps" in last:  # the length of the run may have been changed
         arguments["total_steps"] = last["total_steps"]
     given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
@@ -196,13 +187,13 @@ def _run(path: Path, data: JournalStream) -> RunData:
         path=path,
         knobs=tuple(starts),
         starts=tuple(starts.values()),
-        replicas=header.get("replicas") or 0,
+        replicas=header["replicas"],
         rounds=tuple(_round(record, starts, begun, arguments.get("decay") in _DECAYS) for record in records),
         length=data.length,
         loss=tally.loss,
         phases=tally.phases,
         events=tally.listed_events(),
-        alarms=tuple(Event(step, text) for text, step in tally.alarms.items()),
+        alarms=tuple(tally.alarms),
         stopped=f"stopped ({reason_of(last)})" if last.get("status") == "stopped" else "",
         arguments=arguments,
         made=f"hdet {header.get('hdet')}, {header.get('time')}",
@@ -213,43 +204,35 @@ class _Tally:
     """What is counted of all rounds of a journal.
 
     Args:
-        header: the journal's.
+        arguments: the user's, in the journal's header.
         resumes: steps at which the run was resumed: losses of the round before them may be lost.
     """
 
-    def __init__(self, header: _Record, resumes: Sequence[int]) -> None:
-        arguments = header.get("arguments") or {}
-        lengths = [length for name in ("sync_every", "total_steps") if (length := finite(arguments.get(name)))]
-        self._length, self._resumes = min(lengths) if "sync_every" in arguments and lengths else None, resumes
-        """Steps of a full round, if the header has it: a run may be shorter."""
-        self._longest = self._begun = 0
-        self._happened: list[str] = []
-        """What happened in the last round."""
+    def __init__(self, arguments: Mapping[str, Any], resumes: Sequence[int]) -> None:
+        self._arguments, self._resumes = arguments, resumes
         self._events: list[Event] = []
         self.loss: float | None = None
-        self.phases: dict[str, float] = {}
-        self.alarms: dict[str, int] = {}
+        self.phases: Counter[str] = Counter()
+        self.alarms: list[Event] = []
 
     def counted(self, records: Iterable[_Record]) -> Iterator[_Record]:
         """The same records, each counted when it is taken."""
+        every = self._arguments.get("sync_every", 0)
+        longest = min(every, self._arguments.get("total_steps") or every)  # steps of a full round, as far as is known
+        begun, before = 0, list[str]()
         for record in records:
-            self._count(record, int(record["step"]))
+            step, events = int(record["step"]), list(_events(record))
+            if (happened := [event.text for event in events]) != before:
+                self._events += events
+                if record.get("event") == SearchEvent.STOPPED:
+                    self.alarms.append(Event(step, reason_of(record)))
+            self.phases.update(record.get("seconds") or {})
+            length = step - max([begun, *(resumed for resumed in self._resumes if resumed < step)])
+            is_full = length >= _FULL * longest and record.get("rolled_back_to") is None
+            if is_full and (loss := _loss(record)) is not None:
+                self.loss = loss
+            longest, begun, before = max(longest, length), step, happened
             yield record
-
-    def _count(self, record: _Record, step: int) -> None:
-        for phase, seconds in (record.get("seconds") or {}).items():
-            self.phases[phase] = self.phases.get(phase, 0.0) + (finite(seconds) or 0.0)
-        events = list(_events(record, step))
-        if (happened := [event.text for event in events]) != self._happened:
-            self._events += events
-        self._happened = happened
-        if record.get("event") == SearchEvent.STOPPED:
-            self.alarms.setdefault(reason_of(record).rstrip(". "), step)
-        length = step - max([self._begun, *(resumed for resumed in self._resumes if resumed < step)])
-        is_full = length >= _FULL * (self._length or self._longest)
-        if is_full and record.get("rolled_back_to") is None and (loss := _loss(record)) is not None:
-            self.loss = loss
-        self._longest, self._begun = max(self._longest, length), step
 
     def listed_events(self) -> tuple[Event, ...]:
         """So many events that a person may read them."""
@@ -259,8 +242,9 @@ class _Tally:
         return tuple(events)
 
 
-def _events(record: _Record, step: int) -> Iterator[Event]:
+def _events(record: _Record) -> Iterator[Event]:
     """What happened in a round, which replicas were left out, and which ranks had a loss that is NaN or infinite."""
+    step = int(record["step"])
     if happened := event_of(record):
         is_setback = record["event"] == SearchEvent.STOPPED or record.get("rolled_back_to") is not None
         yield Event(step, happened, is_setback)
@@ -310,11 +294,14 @@ def _round(record: _Record, knobs: Mapping[str, float | None], begun: Sequence[s
         begun: the knobs with which the run began. A round has its own if groups were added.
         decays: whether the base has its own decay.
     """
-    own = record.get("knobs") or begun
+    own, rows = record.get("knobs") or begun, record.get("replicas") or ()
 
     def per_knob(row: _Record, name: str) -> Numbers:
         found = dict(zip(own, row.get(name) or (), strict=False))
         return tuple(finite(found.get(knob)) for knob in knobs)
+
+    def per_replica(name: str) -> Numbers:
+        return tuple(finite(row.get(name)) for row in rows)
 
     base, learned, shape = (per_knob(record, name) for name in ("base", "learned", "shape"))
     if not any(shape) and not decays:  # only a search has a shape
@@ -322,28 +309,22 @@ def _round(record: _Record, knobs: Mapping[str, float | None], begun: Sequence[s
     plain = (
         finite(v * x) if v is not None and x is not None else None for v, x in zip(shape, knobs.values(), strict=True)
     )
-    replicas = tuple(
-        Replica(
-            loss=finite(row.get("loss")),
-            signal=finite(row.get("signal")),
-            values=per_knob(row, "values"),
-            divergence=finite(row.get("divergence")),
-        )
-        for row in record.get("replicas") or ()
-    )
+    signals = per_replica("signal")
     # The normalised controller's errors are in units of the signals' deviation in the round, its Delta is not.
-    excluded = record.get("excluded") or ()
-    signals = known(row.signal for r, row in enumerate(replicas) if r not in excluded)
-    unit = pstdev(signals) if signals and record.get("error") else 0.0
-    pairs = zip(per_knob(record, "delta"), per_knob(record, "error"), strict=True)
+    live = known(signal for r, signal in enumerate(signals) if r not in record["excluded"])
+    unit = pstdev(live) if live else 0.0
     return Round(
         step=int(record["step"]),
-        replicas=replicas,
+        losses=per_replica("loss"),
+        signals=signals,
+        values=tuple(per_knob(row, "values") for row in rows),
+        divergences=per_replica("divergence"),
         base_before=per_knob(record, "base_before"),
         base=base,
         learned=learned,
         plain=tuple(plain),
-        slopes=tuple(None if d is None else Slope(d, None if e is None else e * unit) for d, e in pairs),
+        slopes=per_knob(record, "delta"),
+        errors=tuple(None if error is None else error * unit for error in per_knob(record, "error")),
         estimated_rate=finite(record.get("estimated_rate")) or None,
         rolled_back_to=record.get("rolled_back_to"),
         found=per_knob(record, "found_rates"),

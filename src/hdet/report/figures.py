@@ -24,6 +24,8 @@ _STYLES: dict[Style, dict[str, Any]] = {
     "band": {"mode": "lines", "line_width": 0, "fill": "toself", "opacity": 0.2, "hoverinfo": "skip"},
     "dots": {"mode": "markers", "marker_size": 6, "opacity": 0.6},
 }
+_LONGEST = 36
+"""Letters of a name that a legend has room for."""
 _CLEAR = "rgba(0,0,0,0)"
 _AXIS = {"gridcolor": "#e0e4e9", "zerolinecolor": "#bcc4cd", "automargin": "height"}
 _TEMPLATE = go.layout.Template(
@@ -40,12 +42,13 @@ _TEMPLATE = go.layout.Template(
 
 
 def label(text: str) -> str:
-    """A name from a file, shortened, and escaped since plotly interprets some HTML in its texts.
+    """A name from a file, escaped since plotly interprets some HTML in its texts; a long one loses its middle.
 
-    >>> label("lr[<b>]")
-    'lr[&lt;b&gt;]'
+    >>> label("lr[<b>]"), label("lr[encoder.layers.11.attention.output]")
+    ('lr[&lt;b&gt;]', 'lr[encoder.layers.…attention.output]')
     """
-    return html.escape(say.short(text), quote=False)
+    fits = text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-(_LONGEST // 2 - 1) :]}"
+    return html.escape(fits, quote=False)
 
 
 def painted(figure: Figure) -> go.Figure:

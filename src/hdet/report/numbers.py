@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from hdet.checks import is_finite
 from hdet.journal.file import mapped
 
 NOTHING = "–"
-_LARGEST = sys.float_info.max
 
 
 def finite(value: object) -> float | None:
@@ -17,9 +16,7 @@ def finite(value: object) -> float | None:
     >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True), finite(10**400)
     (3.0, None, None, None, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if -_LARGEST <= value <= _LARGEST else None
+    return float(value) if is_finite(value) else None  # type: ignore[arg-type]  # a number
 
 
 def number(value: float | None, digits: int) -> str:
@@ -72,16 +69,6 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.3g} ms"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def short(text: str, limit: int = 36) -> str:
-    """A name that fits into a legend: a longer one loses its middle.
-
-    >>> short("lr[encoder.layers.11.attention.output]", limit=20)
-    'lr[encoder…n.output]'
-    """
-    half = (limit - 1) // 2
-    return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"
 
 
 def plain_json(value: Any) -> Any:

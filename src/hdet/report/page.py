@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
 from hdet.report.data import RunData, load_run, told_apart
 from hdet.report.series import Figure, comparison_figures, run_figures
@@ -150,6 +149,5 @@ def show(journal: str | os.PathLike[str]) -> Inline:
         ArgumentError: there is nothing at that path, or jinja2 or plotly is not installed.
         JournalError: what is there was not written by hdet.
     """
-    must_be("a path", isinstance(journal, str | os.PathLike), "give what was given as journal=", journal=journal)
     check_packages()
     return Inline(load_run(journal))

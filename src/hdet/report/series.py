@@ -133,7 +133,7 @@ def _rates(run: RunData, kind: str) -> Figure | None:
     if len({tuple(f"{y:.6g}" for y in one.known) for one in plains.values()}) == 1:  # they share it
         plains = {"plain schedule" if kind == "lr" else "as given": next(iter(plains.values()))}
     ends, few = [(r.step - 1, r) for r in run.rounds], len(bases) <= FEW
-    bands = [_band([(x, [row.values[g] for row in r.replicas]) for x, r in ends], i) for i, g in enumerate(knobs)]
+    bands = [_band([(x, [values[g] for values in r.values]) for x, r in ends], i) for i, g in enumerate(knobs)]
     traces = [
         *{band.line: band for band in reversed(bands)}.values(),  # the same area again would only be darker
         *(Trace(name, one, "curve", i, in_legend=few) for i, (name, one) in enumerate(bases.items())),
@@ -148,7 +148,7 @@ def _rates(run: RunData, kind: str) -> Figure | None:
     return _figure(title, caption, title.lower(), traces) if any(bases.values()) else None
 
 
-def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
+def _band(rows: Iterable[tuple[float, Sequence[float | None]]], colour: int) -> Trace:
     """From the lowest to the highest known value; empty if it would have no width."""
     there = [(x, values) for x, row in rows if (values := known(row))]
     low, high = line((x, min(values)) for x, values in there), line((x, max(values)) for x, values in there)
@@ -188,19 +188,19 @@ def _counted(run: RunData) -> list[Round]:
 
 def _losses(run: RunData) -> Figure | None:
     """The loss of each replica in each round, and their mean."""
-    replicas = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
-    if any(row.signal != row.loss for row in replicas):
+    pairs = [pair for r in run.rounds for pair in zip(r.signals, r.losses, strict=True) if None not in pair]
+    if any(signal != loss for signal, loss in pairs):
         dots, colour, dotted = "probe", 2, run.rounds
     elif run.searched:
         ruined = tuple(r for r in run.rounds if r.rolled_back_to is not None)
         dots, colour, dotted = "train, rounds that diverged", 4, ruined
     else:
         dots, colour, dotted = "train, every replica", 0, run.rounds
-    points = [(r, i, y) for r in dotted for i, row in enumerate(r.replicas) if (y := row.signal) is not None]
+    points = [(r, i, y) for r in dotted for i, y in enumerate(r.signals) if y is not None]
     points = points[:: math.ceil(len(points) / _DOTS) or 1]
     labels = tuple(_label(run, r, i) for r, i, _ in points)
     traces = [
-        _band([(r.step, [row.loss for row in r.replicas]) for r in _counted(run)], 0),
+        _band([(r.step, r.losses) for r in _counted(run)], 0),
         Trace(dots, line((r.step, y) for r, _, y in points), "dots", colour, labels),
         Trace("train, mean of the round", _loss_of_rounds(run)),
     ]
@@ -211,18 +211,17 @@ def _losses(run: RunData) -> Figure | None:
 def _label(run: RunData, r: Round, i: int) -> str:
     """A replica's own values, learning rates first."""
     shown = (run.rates or tuple(range(len(run.knobs))))[:3]
-    values = [f"{run.knobs[g]} {value:.3g}" for g in shown if (value := r.replicas[i].values[g]) is not None]
-    return ", ".join([*([f"replica {i}"] if len(r.replicas) > 1 else []), *values])
+    values = [f"{run.knobs[g]} {value:.3g}" for g in shown if (value := r.values[i][g]) is not None]
+    return ", ".join([*([f"replica {i}"] if len(r.values) > 1 else []), *values])
 
 
 def _slopes(run: RunData) -> Figure | None:
     """The hypergradient of every knob that has one, with two standard errors to both sides."""
     bands, histories = [], []
     for i, knob in enumerate(run.knobs):
-        slopes = [(r.step, slope) for r in run.rounds if (slope := r.slopes[i]) is not None]
-        errors = [(x, one.value, 2 * one.error) for x, one in slopes if one.error is not None]
-        bands.append(_band([(x, [y - error, y + error]) for x, y, error in errors], i))
-        history = line((x, one.value) for x, one in slopes)
+        said = [(r.step, slope, r.errors[i]) for r in run.rounds if (slope := r.slopes[i]) is not None]
+        bands.append(_band([(x, [y - 2 * error, y + 2 * error]) for x, y, error in said if error is not None], i))
+        history = line((x, y) for x, y, _ in said)
         histories.append(Trace(knob, history, "curve", i, in_legend=len(run.knobs) <= FEW))
     traces = tuple(one for one in (*bands, *histories) if one.line)
     words = (
@@ -237,7 +236,7 @@ def _slopes(run: RunData) -> Figure | None:
 
 def _divergence(run: RunData) -> Figure | None:
     """How far replicas were from their mean, relative to its norm."""
-    seen = [(r.step, [row.divergence or None for row in r.replicas]) for r in run.rounds]
+    seen = [(r.step, [distance or None for distance in r.divergences]) for r in run.rounds]
     middle = line((x, mean(values)) for x, values in seen)
     caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
     caption += "Line: mean over replicas; band: the nearest and the furthest."

@@ -13,8 +13,8 @@ step is *strange* if its gradient is NaN, infinite or out of all proportion, or 
    weights are restored, and from then on their losses count as usual.
 
 Weights are rolled back at once if they are NaN, infinite or out of all proportion themselves. The guard also rolls back
-and holds still if the losses of a look leap (:data:`hdet.rule.judge.LOOKS`), or if those of a round of
-``check_every`` steps have lost too much of what was gained (:data:`hdet.rule.judge.ROUNDS`). Both compare the level
+and holds still if the losses of a look leap (:data:`hdet.rule.constants.LOOKS`), or if those of a round of
+``check_every`` steps have lost too much of what was gained (:data:`hdet.rule.constants.ROUNDS`). Both compare the level
 of the losses with its last 12 changes from look to look, or from round to round, and need to know as many.
 
 The first rollback leaves the rate as it is. One that follows within twice the time to recover multiplies it by

@@ -68,6 +68,6 @@ def why_not_rolled_back(names: Sequence[str], t: int, *, has_snapshot: bool) -> 
     what = f"{', '.join(names[:_SHOWN]) or 'the optimizer state'}{' and more' if len(names) > _SHOWN else ''}"
     why = "this optimizer does not train it and no snapshot has it" if has_snapshot else "there is no snapshot"
     return (
-        f"training diverged at step {t}: {what}: NaN or infinite, and was not rolled back, since {why}. Load an "
-        "earlier checkpoint, and find out what has written to it"
+        f"training diverged at step {t}: {what} has values that are NaN or infinite, and could not be rolled back, "
+        f"because {why}. Load an earlier checkpoint, and find out what has written to it"
     )

@@ -96,17 +96,19 @@ class Limits(NamedTuple):
     """What a round may lose before training has diverged. LOG, *nothing to hand over*, has what they cost."""
 
     lost: float = 0.3
-    """This part of the gain; all of it while the schedule falls, since only an explosion may undo a trained model."""
+    """A round has diverged only if it loses more than this part of the gain; while the schedule falls, more than all of
+    it, since only an explosion may undo a trained model."""
     noise: float = 12.0
-    """A rise counts above this many noise deviations of a single step: harder data may be ten above easy ones."""
+    """A rise counts only above this many deviations of a single step's noise: harder data may be ten above easy
+    ones."""
     doubted: float = 3.0
-    """The same if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a network
+    """How many, if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a network
     that dies)."""
     leap: float = 0.0
-    """This many times the largest of the last changes of the level, in either direction; all :data:`CHANGES` of them
-    must be known. 0: these do not matter."""
+    """The level must also rise by more than this many times the largest of its last :data:`CHANGES` changes, in either
+    direction, which must all be known. 0: there is no such test."""
     as_bad: float = 0.5
-    """After a rollback the data were at fault if the first losses are above by this part of what was lost."""
+    """After a rollback the data were at fault if the first losses exceed the earlier level by this part of the rise."""
 
 
 LIMITS = Limits()
@@ -139,7 +141,7 @@ LAG_WINDOW = 64
 LAG_RAISE = 20.0
 """The least R: a smaller raise tells nothing."""
 LAG_EXPONENT = 0.75
-"""1 would be steps that do not depend on the rate at all."""
+"""The exponent of R in the test; with 1, only steps that do not depend on the rate at all would fail it."""
 LAG_WANDER = 3.0
 """On a path to and fro, steps that shrink as Adagrad's do move the weights less far by a factor n."""
 
@@ -159,7 +161,7 @@ UPPER_QUARTILE = 2.82
 HALF = 0.6745
 """Half of all normal numbers are within this many deviations of their mean."""
 FEW = 5.0
-"""n numbers do not show how large the noise is: it is taken to be larger by this over the root of n."""
+"""With n numbers the noise is multiplied by 1 + FEW / sqrt(n), since so few do not show how large it is."""
 
 # -- has the loss fallen? ----------------------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ says)."""
 CLEAR = 4.0
 """Deviations that a fall takes if this is asked after every round, so that it is not seen by chance in one of them."""
 FLAT = 2.0
-"""Deviations that a fall must lack for the loss to be flat beyond doubt."""
+"""The loss is flat beyond doubt if its fall, plus this many deviations, is still too small to count."""
 LEAST = 0.02
 """A smaller part of the loss does not count: a network whose layers are dead gains as much, because its output learns
 how frequent the classes are (LOG, what a run says)."""

@@ -91,19 +91,19 @@ class Evidence(NamedTuple):
     blocks: tuple[Block, ...] = ()
     """The losses of the round; empty: none were given."""
     peak: float = 0.0
-    """The step at which the schedule's rising phase ends."""
+    """The step at which the climb ends: that of the schedule's peak, and a tenth of the run at least."""
     shape: float = 1.0
     """The schedule at the round's end, over its highest value."""
     measured: Measured = Measured()
     """What the steps since the beginning of the path have shown."""
     log_guess: float = 0.0
-    """log of the rate that m = 1 stands for."""
+    """log of the schedule's rate with its rising phase held: the rate at m = 1."""
     estimated_log_factor: float = -math.inf
     """log m of the estimated rate; -inf if that is 0: there were no gradients, or they have turned against the path."""
     made: int = 0
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
     has_losses: bool = True
-    """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
+    """Whether ``blocks`` are losses; if not, they are logarithms of the sizes of gradients."""
     has_fallen: bool = True
     """:attr:`Progress.is_below`: whether the loss is clearly below where it began, by however little; also true if
     nothing is known of it. "Until the loss has fallen" means this in the rule and its constants."""
@@ -238,13 +238,12 @@ class Rule:
     def _judged(self, state: State, evidence: Evidence, falling: bool) -> tuple[State, Verdict]:
         """The judge's verdict on the round. If the loss is back where it began, training has diverged too.
 
-        Also if the path leads nowhere: then none of its losses is a measure of those to come.
-        Limits with an infinite noise switch all of it off, in experiments.
+        It has also diverged if the path leads nowhere; its losses are then not used as a reference.
         """
         # doubted: gradients were sampled, and the estimated rate is 0, because they have turned against the path
         doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_log_factor == -math.inf
         history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
-        can = verdict is Verdict.FINE and not falling and state.snapshots and self.limits.noise < math.inf
+        can = verdict is Verdict.FINE and not falling and state.snapshots
         if can and evidence.undone is not None:
             began, now = evidence.undone
             history, verdict = history.suspecting(now, good=began), Verdict.DIVERGED

@@ -25,7 +25,8 @@ class Verdict(IntEnum):
     DIVERGED = 1
     """Roll back."""
     FALSE_ALARM = 2
-    """The last rollback did not help: the data have become harder. Undo it."""
+    """The last rollback did not help: the data have become harder. The guard undoes it, and the search raises the rate
+    back."""
 
 
 class Action(IntEnum):

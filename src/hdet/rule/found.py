@@ -28,7 +28,8 @@ class Found:
         status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
             for three rounds of a run of unknown length; and the train loss, if given, has fallen beyond its noise;
             "unsure": the same, but the rate may well be wrong, and ``why`` says what speaks against it; "stopped": no
-            rate will be found; "too short": the run has fewer steps than the search needs.
+            rate will be found, or the loss had not fallen when the schedule fell; "too short": the run has fewer steps
+            than the search needs.
         rolled_back: how often training was rolled back to earlier weights.
         rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
             in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty until a round has

@@ -26,15 +26,14 @@ is better: the caller negates losses that are maximised.
 
 Losses cannot tell diverged weights from harder data. After a rollback they can: harder data are harder for the earlier
 weights, too. If the losses after the rollback are as high at once, it was a false alarm
-(:attr:`Verdict.FALSE_ALARM`), and the caller undoes it.
+(:attr:`Verdict.FALSE_ALARM`): the guard undoes the rollback, and the search raises the rate back.
 
-Search and guard keep snapshots of the last good weights, and both undo a rollback that was a false alarm. A *round* is
-some steps in a row that are judged together:
+Search and guard keep snapshots of the last good weights. A *round* is some steps in a row that are judged together:
 
 ================= =============================================== =====================================================
 question          search (:class:`hdet.rule.decision.Rule`)         guard (:class:`~.guard_policy.GuardPolicy`)
 ================= =============================================== =====================================================
-snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps or half a round (`is_due`)
+snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps; on a device, after a round
 rolled back to    the older of two; if a batch is to blame, the   the last one from before the losses were strange; if
                   last (`rolled_back`)                            that is no better, one further back
 no snapshot       the weights stay, the rate is lowered; an error the weights stay; an error if they are NaN or

@@ -4,7 +4,7 @@ There are two judges of losses because they answer two questions: :mod:`hdet.rul
 just before it, and says whether training has diverged; this one compares the run with its beginning, and says whether
 anything was learned at all.
 
-The latest quarter of the steps is compared with beginnings of the run: the first two losses, at a rate that is
+The latest quarter of the steps is compared with beginnings of the run: the first two blocks, at a rate that is
 negligible, and all longer ones that end before that quarter. The loss has fallen (:meth:`Progress.has_fallen`, for the
 status and the warnings) if one of them is above it by more than the noise of the two means, and by more than a part of
 the loss itself or by far more than single steps differ:
@@ -131,7 +131,8 @@ class Progress(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        """Whether the loss has certainly not fallen. Between the two, more steps will tell."""
+        """Whether the loss has certainly not fallen. If neither this nor :attr:`has_fallen` holds, more steps will
+        tell."""
         return self.is_known and all(one.fall + FLAT * one.noise <= one.least for one in self._falls)
 
     @property

@@ -76,7 +76,8 @@ class State(NamedTuple):
     log_factor: float = math.log(DEFAULT.initial_factor)
     """log of m, the factor on the user's guess: the target is m times the schedule, which contains the guess."""
     peak: float = 0.0
-    """The step at which the schedule's rising phase ends: until there the rate is below the target."""
+    """The step at which the climb ends, that of the schedule's peak and a tenth of the run at least: until there the
+    rate is below the target."""
     ceiling: float = math.inf
     """log of the rate over the guess that has been found, which the rate does not exceed; infinite until gradients have
     turned for the first time."""
@@ -149,7 +150,7 @@ class State(NamedTuple):
         return self._replace(log_factor=log_factor, ceiling=math.inf, asked=math.inf, most_asked=math.inf)
 
     def bounded(self, highest: float, xp: Any = Plain) -> State:
-        """The state with a factor that does not run away above the user's bound, whose logarithm is given."""
+        """The state with ``log_factor`` at most ``highest``, the logarithm of the user's bound."""
         return self._replace(log_factor=xp.minimum(self.log_factor, xp.maximum(highest, LOWEST)))
 
     def is_bound(self, highest: float, xp: Any = Plain) -> Any:

@@ -105,8 +105,8 @@ def auto(
     Without a length it is held until ``scheduler.finish(steps)`` is called, and falls in the same way. Until the hold
     ends a run can have another length: load its checkpoint into a scheduler with another ``total_steps``.
 
-    The rising phase of a schedule of your own is held at its peak, and the search climbs in its place. From the peak on
-    the rate is the schedule times the factor that was found:
+    The rising phase of a schedule of your own is held at its peak, and the search climbs in its place, for a tenth of
+    the run at least. From then on the rate is the schedule times the factor that was found:
 
     .. code-block:: python
 
@@ -126,7 +126,7 @@ def auto(
         rollback: whether snapshots of weights and optimizer state are kept for rollbacks, one on the device and one on
             the host. On the device the search takes twice the memory of the weights while it measures, and a snapshot
             as much as weights and optimizer state: five times the weights with Adam. False saves the snapshots' part;
-            weights that are NaN or infinite then raise a :class:`hdet.DivergedError`.
+            while the search runs, weights that are NaN or infinite then raise a :class:`hdet.DivergedError`.
         highest: a rate that is never exceeded; or a list with one for each parameter group, in which None is no bound.
             All groups share one factor: it rises until the first group is at its bound.
     """
@@ -183,7 +183,8 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
         )
     if isinstance(group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
-            "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"
+            "a search needs shared gradients, but group= is hdet.arms(n), whose replicas train different weights; "
+            "leave it out"
         )
     if isinstance(group, Torchft) or type(model).__module__.partition(".")[0] == "torchft":
         raise ArgumentError(
@@ -250,7 +251,9 @@ class AutoScheduler(LRScheduler):
             )
         before, after = self._t, self._t + 1
         if after > self.total_steps and isinstance(self._schedule, TrapezoidSchedule):
-            raise ArgumentError(f"step() was called {after} times, but the run has {self.total_steps} steps; give more")
+            raise ArgumentError(
+                f"step() was called {after} times, but the run has {self.total_steps} steps; give a larger total_steps"
+            )
         self._take_in_new_groups()
         if self.search.step(self.optimizer, before, after, loss):
             self.search.end_round(self.optimizer, after, self._course(before, after))

@@ -164,6 +164,6 @@ def resumed_words(step: int, *, is_falling: bool) -> str:
     missing = "its snapshots" + ("" if is_falling else " and the path measured so far")
     return (
         f"resumed at step {step} with the rate found so far, but without {missing}: the rounds from here on make new "
-        "ones; hdet.save keeps them, in a framework what hdet.integrations has for it (AutoLR, auto, keep_search), and "
-        "elsewhere search_state_dict() beside state_dict()"
+        "ones. Save with hdet.save. In a framework, use AutoLR, auto or keep_search of hdet.integrations. Elsewhere, "
+        "save search_state_dict() beside state_dict()"
     )

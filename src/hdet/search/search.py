@@ -147,7 +147,8 @@ class Search(EqualByState):
     def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
         """m r(t) times the schedule, within the bounds; each keeps its type.
 
-        Until the schedule's peak r(t) grows, so that the rate climbs even if m stays (:meth:`State.rise`).
+        Until the schedule's peak, and for a tenth of the run at least, r(t) grows, so that the rate climbs even if m
+        stays (:meth:`State.rise`).
         """
         factor = self.learned.factor(t, self.rule.constants)
         if self._bounds is None:
@@ -185,7 +186,7 @@ class Search(EqualByState):
 
     @property
     def _sampling(self) -> Sampling:
-        """Steps are sampled until the schedule falls."""
+        """Steps are sampled until the schedule has fallen below 0.9 of its peak (``fall_start``)."""
         if self._is_finished or self.learned.phase is Phase.STOPPED:
             return Sampling.NONE
         if self.learned.phase is Phase.FIRST:
@@ -234,7 +235,8 @@ class Search(EqualByState):
     # -- the end of a round -------------------------------------------------------------------------------------------
 
     def _round_ends(self, t: int) -> bool:
-        """Whether a round ends: by the optimizer's steps, at the schedule's last two, and at the first ones."""
+        """Whether a round ends at step ``t``: at each of the schedule's last two steps, at every step until the first
+        one is measured, and when the round has all its steps."""
         last = self.rule.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
@@ -345,7 +347,7 @@ class Search(EqualByState):
             reporting.log_settled(memory.told, t)
 
     def _tell_what_is_missing(self, t: int) -> None:
-        """At the first step since a checkpoint was loaded: by now all of it is."""
+        """Warn at the first step after loading, when everything that will be loaded has been."""
         lacks_tensors, self.steps.is_loaded, self._lacks_tensors = self._lacks_tensors, False, False
         if lacks_tensors and t < (self.rule.total_steps or math.inf) and self.rank_group.replica_index.replica == 0:
             reporting.warn(reporting.resumed_words(t, is_falling=self.memory.is_falling), ResumeWarning)

@@ -59,7 +59,7 @@ class Steps:
         self.snapshots = Snapshots()
         self.written = Written()
         self.sampling = Sampling.FIRST
-        """The search sets it at the end of every round."""
+        """The search sets it at every step of the scheduler and at a round's end."""
         self.is_loaded = False
         """Between loading a checkpoint and the next step of the scheduler."""
         self.made = 0
@@ -236,7 +236,7 @@ class Written:
         self._marks: list[tuple[Rate, int]] = []
         self._t = 0
         self._is_told = False
-        """Whether people know of it, and it has not stopped since."""
+        """Whether this change was reported. It is reset once the rates are left alone."""
 
     def note(self, groups: Sequence[dict[str, Any]], rates: Sequence[Rate], t: int) -> None:
         """These rates of step ``t`` have just been written into these groups."""
@@ -268,7 +268,8 @@ class Written:
             warn(
                 f"the optimizer's lr was {listed(found)} at step {self._t}, but the search had written "
                 f"{listed(own)}, and has written that again. An lr is a guess, to be given before the scheduler is "
-                "built; highest= bounds it, schedule= shapes it. If a checkpoint brought it, load its scheduler too"
+                "built. To limit it, use highest=; to shape it, schedule=. If a checkpoint brought it, load its "
+                "scheduler too"
             )
 
 
