@@ -139,10 +139,14 @@ def leaves(value: Any) -> list[Tensor]:
     >>> leaves({"a": torch.tensor(1), "more": [(torch.tensor(2), "word"), torch.tensor(3)]})
     [tensor(1), tensor(2), tensor(3)]
     """
-    if isinstance(value, Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for one in inside for tensor in leaves(one)]
+    found, left = list[Tensor](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (Mapping, list, tuple)):
+            left += reversed(list(one.values()) if isinstance(one, Mapping) else one)
+    return found
 
 
 def exchanged(value: Any, others: Mapping[int, Tensor]) -> Any:
