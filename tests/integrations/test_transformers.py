@@ -27,7 +27,7 @@ pytest.importorskip("accelerate")
 
 import transformers
 
-from hdet.integrations.transformers import AutoLR, Replicas
+from hdet.integrations.transformers import AutoLR
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
@@ -502,7 +502,7 @@ def test_a_schedule_of_the_users_own_that_is_too_short_is_refused_before_the_fir
     model = language_model()
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20)
-    trainer = Replicas().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler), max_steps=30))
+    trainer = AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler), max_steps=30))
     words = "make 30 steps, but the schedule ends at step 20; build the scheduler with total_steps=30"
     with pytest.raises(hdet.ArgumentError, match=words):
         trainer.train()
@@ -637,7 +637,7 @@ def _trained(rank: int, folder: Path) -> dict[str, Any]:
         more = {"ddp_backend": "gloo", "gradient_accumulation_steps": 2, "callbacks": [Stop()]}
         trainer = trainer_of(folder, model=model, optimizers=(optimizer, scheduler), **more)
         trainer.eval_dataset = {"other": OTHER}  # evaluate() calls itself for each
-        Replicas().attach(trainer)
+        AutoLR().attach(trainer)
         trainer.train()
         torch.distributed.barrier()
         saved = language_model()
@@ -667,7 +667,7 @@ def _resumed(rank: int, folder: Path) -> dict[str, Any]:
         scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20, sync_every=5)
         more = {"ddp_backend": "gloo", "max_steps": 20, "save_strategy": "steps", "save_steps": 7}
         trainer = trainer_of(folder, model=model, optimizers=(optimizer, scheduler), **more)
-        Replicas().attach(trainer)
+        AutoLR().attach(trainer)
         trainer.add_callback(_AtBegin(lambda: rates.append(scheduler.get_last_lr()[0])))
         trainer.train(**resume)
         return trainer
@@ -738,7 +738,6 @@ def test_without_attach_it_says_which_line_is_missing(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda t: AutoLR().attach("trainer"), r"must be a transformers\.Trainer"),
-        (lambda t: Replicas().attach(t), "AutoLR"),
         (lambda t: AutoLR().attach(AutoLR().attach(t)), "attached once"),
     ],
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,9 +26,8 @@ from hdet.integrations.checkpoints import AccumulatingGuard, read_search, write_
 from hdet.integrations.deepspeed import optimizer_of
 from hdet.journal.sinks import EventSink
 from hdet.schedulers.auto_scheduler import AutoScheduler, auto
-from hdet.schedulers.onecycle import OneCycleLR
 
-__all__ = ["AutoLR", "Guard", "Replicas"]
+__all__ = ["AutoLR", "Guard"]
 
 Trainer: TypeAlias = Any
 """A ``transformers.Trainer``."""
@@ -41,10 +41,18 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
     """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
 
     def attach(self, trainer: Trainer) -> Trainer:
-        """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
-        self._check(trainer)
+        """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it.
+
+        A trainer may have a guard beside AutoLR, but neither twice.
+        """
+        name, handler = type(self).__name__, getattr(trainer, "callback_handler", None)
+        others = [one for one in handler.callbacks if isinstance(one, type(self))] if handler is not None else []
+        is_first = self._trainer is None and not any(one._trainer is trainer for one in others)
+        rule = f"a transformers.Trainer, to which {name} can be attached once"
+        cure = f"call {name}(...).attach(trainer), one for each Trainer"
+        must_be(rule, handler is not None and is_first, cure, trainer=trainer)
         self._trainer = trainer
-        if self not in trainer.callback_handler.callbacks:
+        if self not in others:
             trainer.add_callback(self)
         self._wrap("training_step", self._train)
         self._wrap("_save_optimizer_and_scheduler", self._then, self._save)
@@ -61,16 +69,6 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         cure = f"without it, it gets no losses: write {name}(...).attach(trainer) before trainer.train()"
         must_be("attached to its Trainer", self._trainer is not None, cure, callback=name)
         self._loss = 0.0
-
-    def _check(self, trainer: Trainer) -> None:
-        """Raise for a trainer that cannot be joined: it may have a guard beside Replicas, but neither twice."""
-        name, kind = type(self).__name__, Guard if isinstance(self, Guard) else _Scheduling
-        handler = getattr(trainer, "callback_handler", None)
-        others = [one for one in handler.callbacks if isinstance(one, kind)] if handler is not None else []
-        is_first = self._trainer is None and not any(one._trainer is trainer for one in others)
-        rule = f"a transformers.Trainer, to which {name} can be attached once"
-        cure = f"call {name}(...).attach(trainer), one for each Trainer"
-        must_be(rule, handler is not None and is_first, cure, trainer=trainer)
 
     def _train(self, training_step: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """A step returns a micro-batch's share of the loss: the sum of them is the undivided loss."""
@@ -94,72 +92,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
     def _load(self, folder: str) -> None: ...
 
 
-class _Scheduling(_Attached):
-    """Gives the Trainer's scheduler the loss, and evaluates and saves the mean of the replicas."""
-
-    finish: Finish | None = None
-
-    def attach(self, trainer: Trainer) -> Trainer:
-        """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
-        super().attach(trainer)
-        for name in ("evaluate", "predict", "save_model"):
-            self._wrap(name, self._with_mean)
-        return trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a schedule that is too short for the run, or that cannot be finished."""
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.finish is None:
-            check_length(self._scheduler, state.max_steps, "max_steps and num_train_epochs")
-        else:
-            self.finish.check(self._scheduler)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave one model behind, even if training has stopped inside a round. Collective."""
-        if not (args.load_best_model_at_end and state.best_model_checkpoint is not None):  # all ranks load that one
-            self._scheduler.converge()
-
-    @property
-    def _scheduler(self) -> Any:
-        return self._trainer.lr_scheduler
-
-    def _observe(self, loss: Tensor | float) -> None:
-        self._scheduler.observe(loss)
-
-    def _save(self, folder: str) -> None:
-        write_search(folder, self._scheduler)
-
-    def _load(self, folder: str) -> None:
-        read_search(folder, self._scheduler)
-
-    def _with_mean(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._trainer.is_in_train:
-            return method(*args, **kwargs)
-        with mean_of(self._scheduler):
-            return method(*args, **kwargs)
-
-
-class Replicas(_Scheduling):
-    """A replica ensemble in a Trainer: for an ``hdet.OneCycleLR`` that was given by ``optimizers=``.
-
-    .. code-block:: python
-
-        scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-3, total_steps=1000)
-        trainer = Trainer(model, args, train_dataset=data, optimizers=(optimizer, scheduler))
-        Replicas().attach(trainer)
-        trainer.train()
-
-    The loss of every optimizer step is observed, not divided by the accumulation steps. Evaluation, prediction and
-    saving use the replicas' mean. In the logs ``learning_rate`` is the rate of the first replica; the journal has all.
-    """
-
-    def _check(self, trainer: Trainer) -> None:
-        super()._check(trainer)
-        given, cure = trainer.lr_scheduler, "give one by optimizers=, or use AutoLR(), which makes one"
-        must_be("an hdet.OneCycleLR", isinstance(given, OneCycleLR), cure, lr_scheduler=given)
-
-
-class AutoLR(_Scheduling):
+class AutoLR(_Attached):
     """Finds the learning rate in a Trainer: ``hdet.auto`` in place of the Trainer's own schedule.
 
     .. code-block:: python
@@ -176,7 +109,8 @@ class AutoLR(_Scheduling):
 
     The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
     ``optimizers=`` has a scheduler of ``hdet.auto``, or an ``hdet.OneCycleLR``, AutoLR gives that one the loss;
-    then AutoLR takes no arguments but ``finish``.
+    then AutoLR takes no arguments but ``finish``. Evaluation, prediction and saving use the mean of the replicas. In
+    the logs ``learning_rate`` is then the rate of the first replica; the journal has all.
 
     With ``finish`` the rate is constant once it is found, and falls before training stops: when
     ``EarlyStoppingCallback``, or any code that sets ``control.should_training_stop``, requests a stop, or before
@@ -203,6 +137,8 @@ class AutoLR(_Scheduling):
         cure = "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
         options = options_of_auto(given, self.options, cure)
         super().attach(trainer)
+        for name in ("evaluate", "predict", "save_model"):
+            self._wrap(name, self._with_mean)
         if options is not None:
             self.options, trainer.lr_scheduler = options, None
             self._wrap("create_scheduler", self._create_scheduler)
@@ -213,11 +149,42 @@ class AutoLR(_Scheduling):
         self._wrap("log", self._log)
         return trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a schedule that is too short for the run, or that cannot be finished."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.finish is None:
+            check_length(self._scheduler, state.max_steps, "max_steps and num_train_epochs")
+        else:
+            self.finish.check(self._scheduler)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave one model behind, even if training has stopped inside a round. Collective."""
+        if not (args.load_best_model_at_end and state.best_model_checkpoint is not None):  # all ranks load that one
+            self._scheduler.converge()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Evaluate and save the final weights, if the rate has fallen because of ``finish``."""
         if self.finish is not None and self._scheduler.last_epoch >= self._scheduler.total_steps:
             control.should_evaluate |= args.eval_strategy == "steps"
             control.should_save |= args.save_strategy == "steps"
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._trainer.lr_scheduler
+
+    def _observe(self, loss: Tensor | float) -> None:
+        self._scheduler.observe(loss)
+
+    def _save(self, folder: str) -> None:
+        write_search(folder, self._scheduler)
+
+    def _load(self, folder: str) -> None:
+        read_search(folder, self._scheduler)
+
+    def _with_mean(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """While training goes on, evaluate and save the mean of the replicas."""
+        with mean_of(self._scheduler) if self._trainer.is_in_train else nullcontext():
+            return method(*args, **kwargs)
 
     def _create_scheduler(self, _: Any, num_training_steps: int, optimizer: Any = None) -> AutoScheduler:
         """In place of the Trainer's: it is called when model and optimizer exist, before a checkpoint is loaded."""
