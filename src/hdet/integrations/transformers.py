@@ -43,7 +43,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it.
 
-        A trainer may have a guard beside AutoLR, but neither twice.
+        A trainer may have a guard beside replicas, but neither twice.
         """
         name, handler = type(self).__name__, getattr(trainer, "callback_handler", None)
         others = [one for one in handler.callbacks if isinstance(one, type(self))] if handler is not None else []
