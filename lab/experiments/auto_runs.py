@@ -155,7 +155,7 @@ class Run:
             steps=end - begin,
             blocks=blocks,
             peak=self._peak,
-            shape=float(self.shape[end]),
+            schedule_share=float(self.shape[end]),
             measured=Shown(
                 moved=self._moved(measured),
                 distance=measured.way,
@@ -174,7 +174,7 @@ class Run:
         self.state = decision.state
         self.decisions.append((end, decision))
         self._progress = decision.progress(self._progress, evidence)
-        self._falling = evidence.shape < self.rule.constants.fall_start
+        self._falling = evidence.schedule_share < self.rule.constants.fall_start
         if self.state.phase is Phase.SEARCHING and not self._falling:
             self.straight.append(measured.groups)
         if decision.resets_path or measured.sums is None:

@@ -66,7 +66,7 @@ def test_bit_equal_when_it_goes_back_after_the_cut(tmp_path: Path) -> None:
 def test_without_the_search_it_begins_anew_and_says_so_once(tmp_path: Path) -> None:
     Searching().go(0, 20).save(tmp_path / "run.pt", search=False)
     resumed = Searching.loaded(tmp_path / "run.pt")
-    with pytest.warns(hdet.ResumeWarning, match=r"resumed at step 20 .*new ones; hdet\.save keeps them") as said:
+    with pytest.warns(hdet.ResumeWarning, match=r"resumed at step 20 .*new ones\. Save with hdet\.save") as said:
         resumed.go(20, 22)
     assert len(said) == 1
     assert said[0].filename.endswith("searching.py")

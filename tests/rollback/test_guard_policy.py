@@ -384,5 +384,5 @@ def test_without_a_snapshot_it_goes_on() -> None:
     state, t = trained()
     first = one(state.remembering(()), t + 1, 9.0)
     decision = one(first.state, t + 2, 9.0)
-    assert decision.action is Action.GO_ON
+    assert decision.action is Action.CANNOT_ROLL_BACK
     assert after(decision.state, t + 2 + LOOK, *[9.0] * LOOK).action is Action.KEEP

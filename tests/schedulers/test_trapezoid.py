@@ -180,6 +180,6 @@ def test_a_state_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_a_group_that_is_added_has_its_own_guess() -> None:
     schedule = TrapezoidSchedule(100, [1.0, 0.1])
-    schedule.grow({1: {"lr": 0.5}})  # between the two
+    schedule.grow({1: {"lr": 0.5}}, [1.0, 0.1])  # between the two
     assert schedule.guesses == [1.0, 0.5, 0.1]
     assert schedule.rates(40, held=False) == [1.0, 0.5, 0.1]

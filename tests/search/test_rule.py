@@ -127,7 +127,7 @@ def test_a_first_step_that_may_not_be_longer_counts() -> None:
     """The user's bound, or the largest factor that there is."""
     level = RULE.begin().log_factor
     assert first_step(1e-9, highest=level).state.phase is Phase.SEARCHING
-    assert first_step(1e-9, RULE.begin().at(math.inf)).state.phase is Phase.SEARCHING
+    assert first_step(1e-9, RULE.begin().with_log_factor(math.inf)).state.phase is Phase.SEARCHING
     assert first_step(1e-9, highest=level + 1).state.log_factor == level + 1
 
 
@@ -170,9 +170,9 @@ def test_the_target_is_raised_to_a_part_of_the_reach(estimated_log_factor: float
     assert math.exp(decision.state.log_factor) == pytest.approx(growth)
     assert (decision.action, decision.slot, decision.event, decision.resets_path) == (Action.KEEP, 0, None, False)
     assert decision.state.snapshots == (Snapshot(100, 1), Snapshot(120, 0))
-    fallen = after(SEARCHING, estimated_log_factor=numerator, shape=0.89)
+    fallen = after(SEARCHING, estimated_log_factor=numerator, schedule_share=0.89)
     assert (fallen.state.log_factor, fallen.state.ceiling) == (SEARCHING.log_factor, math.inf)
-    assert repr(after(SEARCHING, estimated_log_factor=numerator, shape=0.9)) == repr(decision)  # NaN is NaN
+    assert repr(after(SEARCHING, estimated_log_factor=numerator, schedule_share=0.9)) == repr(decision)  # NaN is NaN
 
 
 @pytest.mark.parametrize(("straightness", "growth"), [(1.0, CLIMB), (0.81, CLIMB), (0.79, 1.0)])
@@ -189,9 +189,9 @@ def test_while_the_way_is_straight_the_target_is_raised_whatever_the_reach(strai
         (1, 299.0, {}, math.exp(0.025)),
         (20, 299.0, {"made": 61}, 2.0),  # every other step is left out: 150 are the rise
         (2, 0.0, {}, 2.0),  # a schedule that does not rise
-        (1, 299.0, {"has_fallen": False}, math.sqrt(2)),
-        (2, 299.0, {"has_fallen": False}, 2.0),
-        (20, 299.0, {"has_fallen": False}, 3.0),
+        (1, 299.0, {"is_below": False}, math.sqrt(2)),
+        (2, 299.0, {"is_below": False}, 2.0),
+        (20, 299.0, {"is_below": False}, 3.0),
     ],
 )
 def test_the_climb_takes_a_part_of_the_schedules_rise_once_the_loss_has_fallen(
@@ -203,7 +203,7 @@ def test_the_climb_takes_a_part_of_the_schedules_rise_once_the_loss_has_fallen(
 
 
 def test_after_a_roll_back_the_climb_is_slow() -> None:
-    assert math.exp(after(SEARCHING, straightness=1.0, has_fallen=False).state.log_factor) == pytest.approx(CLIMB)
+    assert math.exp(after(SEARCHING, straightness=1.0, is_below=False).state.log_factor) == pytest.approx(CLIMB)
 
 
 @pytest.mark.parametrize(
@@ -283,11 +283,11 @@ def test_until_the_loss_has_fallen_the_prior_counts_as_an_estimate() -> None:
         {"balance": 0.4, "rates": 1.0, "path_steps": 20, "distance": 0.05},
     )
     step = 0.15 * math.log(10)
-    assert after(found, has_fallen=False, **known).state.asked == pytest.approx(step)
+    assert after(found, is_below=False, **known).state.asked == pytest.approx(step)
     assert after(found, **known).state.asked == 0.0
-    higher = after(found, has_fallen=False, estimated_log_factor=math.log(20 / 0.2), **known).state.asked
+    higher = after(found, is_below=False, estimated_log_factor=math.log(20 / 0.2), **known).state.asked
     assert higher == pytest.approx(0.15 * math.log(20))
-    assert after(FOUND, has_fallen=False, **known).state.asked == 0.0  # not the first path
+    assert after(FOUND, is_below=False, **known).state.asked == 0.0  # not the first path
 
 
 def test_a_path_against_gradients_that_has_gained_nothing_is_rolled_back() -> None:
@@ -298,7 +298,7 @@ def test_a_path_against_gradients_that_has_gained_nothing_is_rolled_back() -> No
     assert math.exp(back.state.log_factor) == pytest.approx(1 / 3)
     later = after(back.state, blocks=(Block(1.0, 1),) * 8)
     assert later.event is None  # losses as high as before do not undo it
-    fine: list[dict[str, Any]] = [{"has_gained": True}, {"balance": -0.79}, {"path_steps": 19}, {"shape": 0.5}]
+    fine: list[dict[str, Any]] = [{"has_gained": True}, {"balance": -0.79}, {"path_steps": 19}, {"schedule_share": 0.5}]
     for change in fine:
         assert after(kept, **{**nowhere, **change}).event is None
     for other in ({"snapshots": ()}, {"prior": 1.1}, {"prior": math.nan}):  # nothing to go back to; rates are low
@@ -436,11 +436,11 @@ def test_diverged_weights_are_rolled_back(known: dict[str, float]) -> None:
     assert math.isnan(state.pace)
 
 
-@pytest.mark.parametrize(("level", "shape"), [(1.59, 1.0), (2.9, 0.5)])
-def test_a_little_worse_has_not_diverged(level: float, shape: float) -> None:
+@pytest.mark.parametrize(("level", "share"), [(1.59, 1.0), (2.9, 0.5)])
+def test_a_little_worse_has_not_diverged(level: float, share: float) -> None:
     """In the descent all of the gain may be lost."""
-    assert after(SEARCHING, level, shape=shape).action is Action.KEEP
-    assert after(SEARCHING, level + 0.2, shape=shape).action is Action.ROLL_BACK
+    assert after(SEARCHING, level, schedule_share=share).action is Action.KEEP
+    assert after(SEARCHING, level + 0.2, schedule_share=share).action is Action.ROLL_BACK
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_a_little_worse_has_not_diverged(level: float, shape: float) -> None:
         ({"estimated_log_factor": -math.inf, "has_losses": False}, Action.KEEP),  # sizes of gradients were judged
         ({"estimated_log_factor": -math.inf, "gradients": ()}, Action.KEEP),  # none were sampled
         ({"estimated_log_factor": -math.inf, "path_steps": 1}, Action.KEEP),
-        ({"estimated_log_factor": -math.inf, "shape": 0.5}, Action.KEEP),
+        ({"estimated_log_factor": -math.inf, "schedule_share": 0.5}, Action.KEEP),
     ],
 )
 def test_where_gradients_turn_against_the_way_a_smaller_rise_is_ruin(known: dict[str, Any], action: Action) -> None:
@@ -474,8 +474,8 @@ def test_after_going_back_the_snapshot_stays_and_is_gone_back_to_again() -> None
 def test_a_ceiling_goes_down_with_the_rate_and_not_up() -> None:
     state = SEARCHING._replace(ceiling=-1.0)
     assert after(state, 9.0).state.ceiling == pytest.approx(-1.0 - math.log(3))
-    assert state.at(5.0).ceiling == -1.0
-    assert state.at(-2.0).ceiling == pytest.approx(-3.0)
+    assert state.with_log_factor(5.0).ceiling == -1.0
+    assert state.with_log_factor(-2.0).ceiling == pytest.approx(-3.0)
 
 
 def test_where_it_was_the_data_the_rate_is_as_before() -> None:
@@ -486,7 +486,7 @@ def test_where_it_was_the_data_the_rate_is_as_before() -> None:
     assert cleared.event == HARDER
     assert (cleared.action, cleared.state.log_factor) == (Action.KEEP, 0.0)
     assert (cleared.state.ceiling, cleared.state.asked) == (pytest.approx(-0.5), pytest.approx(0.0))
-    free = after(after(SEARCHING, 5.0, shape=0.5).state, 5.0, shape=0.5).state
+    free = after(after(SEARCHING, 5.0, schedule_share=0.5).state, 5.0, schedule_share=0.5).state
     assert (free.log_factor, free.ceiling) == (0.0, math.inf)
     assert math.isnan(cleared.state.slowed_from)
     helped = after(back, 1.0)
@@ -509,14 +509,14 @@ def test_one_step_from_a_new_origin_sets_no_ceiling() -> None:
 def test_a_run_that_cannot_go_back_slows_down_and_is_judged_from_there() -> None:
     state = RULE.remembering(SEARCHING, ())
     decision = after(state, 9.0)
-    assert (decision.action, decision.event, decision.resets_path) == (Action.GO_ON, Event.SLOWED_DOWN, True)
+    assert (decision.action, decision.event, decision.resets_path) == (Action.CANNOT_ROLL_BACK, Event.SLOWED_DOWN, True)
     assert (decision.rolled_back_to, decision.slot) == (None, None)
     assert math.exp(decision.state.log_factor) == pytest.approx(1 / 3)
     assert math.isnan(decision.state.slowed_from)
     same = after(decision.state, 9.0)
     assert (same.action, same.state.log_factor) == (Action.KEEP, decision.state.log_factor)
     worse = after(RULE.remembering(same.state, ()), 12.0)
-    assert worse.action is Action.GO_ON
+    assert worse.action is Action.CANNOT_ROLL_BACK
 
 
 def test_without_losses_only_nan_or_infinite_weights_have_diverged() -> None:
@@ -623,7 +623,7 @@ rounds = st.lists(
         steps=st.sampled_from([0, 1, 20, 20]),
         blocks=blocks,
         peak=st.sampled_from([-1.0, PEAK, 900.0]),
-        shape=st.floats(0, 1) | st.just(1.0),
+        schedule_share=st.floats(0, 1) | st.just(1.0),
         measured=st.builds(
             Measured,
             moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
@@ -634,7 +634,7 @@ rounds = st.lists(
             rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
         ),
         estimated_log_factor=st.floats(allow_nan=False) | st.floats(-5, 30),
-        has_fallen=st.booleans(),
+        is_below=st.booleans(),
         undone=st.none() | st.tuples(numbers, numbers),
         highest=st.just(math.inf) | st.floats(-20, 20),
     ),
@@ -678,7 +678,8 @@ def check_decision(state: State, evidence: Evidence, decision: Decision) -> None
     elif state.phase is Phase.SEARCHING:
         assert decision.state.phase is Phase.SEARCHING
         diverged, excused = decision.event in (Event.ROLLED_BACK, Event.SLOWED_DOWN), decision.event is Event.BAD_BATCH
-        assert (decision.action in (Action.ROLL_BACK, Action.GO_ON)) == (diverged or excused) == decision.resets_path
+        is_lowered = decision.action in (Action.ROLL_BACK, Action.CANNOT_ROLL_BACK)
+        assert is_lowered == (diverged or excused) == decision.resets_path
         assert diverged or excused or math.isfinite(evidence.measured.moved)
         assert not (excused and state.excused)
         if diverged:
@@ -687,9 +688,9 @@ def check_decision(state: State, evidence: Evidence, decision: Decision) -> None
         elif excused:
             assert moved == 0
         elif decision.event is None:
-            most = c.max_growth if evidence.has_fallen or math.isnan(state.pace) else c.backoff
+            most = c.max_growth if evidence.is_below or math.isnan(state.pace) else c.backoff
             assert 0 <= moved <= math.log(most) + 1e-9
-            assert moved == 0 or evidence.shape >= c.fall_start
+            assert moved == 0 or evidence.schedule_share >= c.fall_start
             assert decision.state.factor(end) >= state.factor(end) * (1 - 1e-9)  # the rate is not forced down
     else:
         assert decision.resets_path

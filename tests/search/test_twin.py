@@ -128,7 +128,7 @@ def follow(seed: int) -> Counter[str]:
             steps=steps,
             blocks=tuple(blocks),
             peak=s.peak,
-            shape=1.0 if t <= s.peak else s.h(t) / s.h(0),
+            schedule_share=1.0 if t <= s.peak else s.h(t) / s.h(0),
             measured=Measured(
                 moved=seen.q,
                 straightness=seen.kappa,
@@ -157,7 +157,7 @@ def follow(seed: int) -> Counter[str]:
         told = (
             event
             if code == "stopped"
-            else code or ("raised" if raised > 0 else "fell" if evidence.shape < c.fall_start else "nothing")
+            else code or ("raised" if raised > 0 else "fell" if evidence.schedule_share < c.fall_start else "nothing")
         )
         story[told.split(" to step")[0]] += 1
         state, began = decision.state, t

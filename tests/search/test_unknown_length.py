@@ -121,7 +121,7 @@ def test_it_falls_to_the_last_rate_of_a_schedule(total: int | None, steps: int) 
     assert set(momenta) == {0.9}
     assert rates[-1] == pytest.approx(held / 25e4)
     assert run[2].total_steps == HELD + steps
-    with pytest.raises(hdet.ArgumentError, match=f"but the run has {HELD + steps} steps; give more"):
+    with pytest.raises(hdet.ArgumentError, match=f"but the run has {HELD + steps} steps; give a larger total_steps"):
         run[2].step()
 
 

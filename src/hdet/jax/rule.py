@@ -84,7 +84,7 @@ class Evidence(NamedTuple):
     looks: Array
     """Whether gradients were sampled."""
     highest: Array
-    has_fallen: Array = True
+    is_below: Array = True
     has_gained: Array = True
 
     @property
@@ -193,7 +193,7 @@ def _after_first_step(before: Decision, evidence: Evidence) -> Decision:
 
 def _restored(state: State, cases: Cases) -> State:
     """At the rate before a rollback, if that was wrong."""
-    raised = state.with_ceiling_moved(state.slowed_from - state.log_factor).at(state.slowed_from, xp)
+    raised = state.with_ceiling_moved(state.slowed_from - state.log_factor).with_log_factor(state.slowed_from, xp)
     return where(cases.is_false_alarm, raised._replace(has_diverged=False), state)
 
 
@@ -202,7 +202,7 @@ def _judged(before: Decision, evidence: Evidence, cases: Cases, rated: State) ->
     state, snapshots, is_excused, is_back = before.state, before.snapshots, cases.is_excused, cases.is_back
     has_diverged, falling = is_back | cases.is_slowed, evidence.is_falling
     is_well, some, older = ~is_excused & ~has_diverged, evidence.has_blocks, snapshots.older
-    slowed = state.at(state.log_factor - math.log(C.backoff), xp)._replace(has_diverged=True)
+    slowed = state.with_log_factor(state.log_factor - math.log(C.backoff), xp)._replace(has_diverged=True)
     after = where(is_well, rated, where(has_diverged, slowed, state))._replace(
         slowed_from=jnp.where(is_back, state.log_factor, jnp.where(is_well & some, jnp.nan, state.slowed_from)),
         pace=jnp.where(is_well, state.pace, jnp.nan),
@@ -211,7 +211,7 @@ def _judged(before: Decision, evidence: Evidence, cases: Cases, rated: State) ->
     kept = jnp.where(is_back & (jnp.arange(2) != older), -1, snapshots.steps)
     keeps = ~(snapshots.exist & is_without_gain(state, evidence, xp) & ~falling)
     snapshots = Snapshots(kept, jnp.where(is_back, older, snapshots.last))
-    action = jnp.where(has_diverged, Action.GO_ON, jnp.where(keeps, Action.KEEP, Action.NOTHING))
+    action = jnp.where(has_diverged, Action.CANNOT_ROLL_BACK, jnp.where(keeps, Action.KEEP, Action.NOTHING))
     action = jnp.where(is_excused | is_back, Action.ROLL_BACK, action)
     event = jnp.where(cases.is_false_alarm, code_of(Event.FALSE_ALARM), 0)
     event = jnp.where(has_diverged, code_of(Event.SLOWED_DOWN), event)

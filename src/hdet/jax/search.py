@@ -311,7 +311,7 @@ def _decided(
     progress, losses = apart(fresh)
     progress = progress._replace(losses=before.losses, steps=before.steps)
     progress, outlook = progress.after(apart, losses, evidence.end, phase)
-    evidence = evidence._replace(has_fallen=outlook.is_below, has_gained=outlook.has_gained)
+    evidence = evidence._replace(is_below=outlook.is_below, has_gained=outlook.has_gained)
     found, cases, goes_back, added = apart(cases_of)
     decision, step = after_round(apart, found, snapshots, evidence, cases), snapshots.steps
     progress = when(goes_back, lambda one: one.rolled_back(before, step[decision.slot]), progress)

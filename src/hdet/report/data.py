@@ -157,8 +157,8 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         ArgumentError: there is nothing at ``path``, or a record of the journal is damaged.
         JournalError: what is there was not written by hdet.
     """
+    journal = journal_in(path)
     with reading(f"the journal of {path}", "it is damaged: give another run, or remove that line"):
-        journal = journal_in(path)
         return _run(journal, stream_journal(journal))
 
 

@@ -296,7 +296,7 @@ class Guard:
                 raise DivergedError(why_not_rolled_back(names, t, has_snapshot=True))
         elif action is Action.GIVE_UP:
             raise DivergedError(why_given_up(decision, t, self._policy))
-        elif action is Action.GO_ON and not is_finite:
+        elif action is Action.CANNOT_ROLL_BACK and not is_finite:
             raise DivergedError(why_not_rolled_back(self._ranks.not_finite(), t, has_snapshot=False))
 
     def _tell(self, decision: GuardDecision, seen: Mapping[int, Step]) -> None:

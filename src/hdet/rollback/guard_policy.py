@@ -210,7 +210,7 @@ class GuardPolicy:
         state = state._replace(looks=looks, rounds=rounds, begun=t, losses=(), unjudged=(), unproven=None)
         if not state.kept:  # these weights stay, and are the measure now
             state = state._replace(looks=looks.cleared(), rounds=rounds.cleared(), usual=RecentSteps(), strange=0)
-            return self._slowed(GuardDecision(state, Action.GO_ON, cause=cause), t)
+            return self._slowed(GuardDecision(state, Action.CANNOT_ROLL_BACK, cause=cause), t)
         is_worse = cause is not Cause.LOSSES and state.since_kept > 0  # once more, right after a rollback
         kept = rolled_back(state.kept, latest, further=is_worse)
         state = state._replace(kept=kept, since_kept=state.since_kept + 1)
@@ -231,7 +231,7 @@ class GuardPolicy:
         is_to_blame = is_next and (self.recover is None or (state.since_kept <= 1 and slowed.low < slowed.ceiling))
         ceiling = min(low, slowed.ceiling) if is_to_blame else slowed.ceiling
         slowed = Slowed(slowed.rollbacks + 1, slowed.in_a_row + 1 if is_next else 1, t, low, ceiling)
-        is_last = slowed.in_a_row > self.max_rollbacks and decision.action is not Action.GO_ON
+        is_last = slowed.in_a_row > self.max_rollbacks and decision.action is not Action.CANNOT_ROLL_BACK
         action = Action.GIVE_UP if is_last else decision.action
         return decision._replace(state=state._replace(slowed=slowed), action=action)
 

@@ -39,7 +39,7 @@ def in_words(decision: GuardDecision, t: int, policy: GuardPolicy, before: Slowe
         if decision.outcome is Outcome.BAD_DATA:
             data = f"the data were bad around step {at}, and are as usual again at step {t}"
             return f"{data}: {what}, and {ended.batches} batches were left out"
-    elif decision.action is Action.GO_ON:
+    elif decision.action is Action.CANNOT_ROLL_BACK:
         what = "no snapshot fits the parameters that train now, so they stay"
     elif decision.action is not Action.ROLL_BACK:
         bad = ", ".join(f"{k} (norm {one.norm:.3g})" for k, one in seen.items() if one.left_out and one.norm)

@@ -50,8 +50,8 @@ class Constants(NamedTuple):
     """The target is raised to q times this, times the estimated rate, and further only while the path is straight (LOG,
     nothing to hand over)."""
     estimate_weight: float = 0.15
-    """Once gradients have turned against the path, a round moves the target by this part of the way to what its
-    estimate asks for, in the logarithm (LOG, an estimate)."""
+    """Once there is a ceiling, a round moves ``State.asked`` by this part of the way to what its estimate asks for, in
+    the logarithm (LOG, an estimate)."""
     balance: float = 0.5
     """The balance of the path at the best rate of a run, at its beginning; it falls by the part of the run that is done
     (LOG, the balance of the path)."""
@@ -59,8 +59,8 @@ class Constants(NamedTuple):
     """While the straightness of the path (1: no gradient has turned) is above 1 less q times this, the target is raised
     whatever the estimated rate is: few steps cannot give a high one (LOG, the first fifty steps)."""
     first_ask: float = 15.0
-    """Where gradients first turn against the path, the rate in use times max(1, q times this) is what is asked for
-    (LOG, nothing to hand over)."""
+    """Where ``estimate_fraction`` q times the estimate first is not above the target, the rate in use times max(1, q
+    times this) is what is asked for (LOG, nothing to hand over)."""
 
     # the prior: how long a step is at the best rate, as far as other problems tell
     prior_distance: float = 5.0

@@ -13,17 +13,18 @@ contains it. The *target* of a step is m x schedule, and the search looks for th
 have helped. While the path is straight, which means that hardly any gradient has turned, the target is raised whatever
 the estimate is. What one round may add is limited (``largest_raise``).
 
-*The estimate.* Where 2 q times the estimate first is below the target, gradients have turned: the rate in use, times
-max(1, 15 q), is what the evidence asks for (:attr:`State.asked`). From then on it moves both ways: a round moves it by
-a part of the way to a higher estimate, or lowers it if the balance of the path shows that more gradients have turned
-than at the best rates of other runs, in all by no more than a rollback does (``_revised``). The target is
-drawn from there to a *prior*: at the best rates of other problems, with any optimizer, a step is about :math:`5\,q`
-long (``_drawn``). Until the loss has fallen, the prior counts as an estimate, too, since
-noise alone may have turned gradients. Where the loss falls steadily, without noise, the target is raised whatever
-gradients say, but not far above the prior: on full batches gradients turn long before the rate is high enough.
+*The estimate.* Where 2 q times the estimate first is not above the target, gradients have *turned*, and the rate gets
+a *ceiling*, which lies between two rates. One is *asked*, what the evidence asks for (:attr:`State.asked`): the rate in
+use at that moment, times max(1, 15 q). From then on it moves both ways: a round moves it by a part of the way to a
+higher estimate, or lowers it if the balance of the path shows that more gradients have turned than at the best rates of
+other runs, in all by no more than a rollback does (``_revised``). The other is the *prior*: at the best rates of other
+problems, with any optimizer, a step is about :math:`5\,q` long. The ceiling is *drawn* from asked to the prior, by a
+part of the way (``_drawn``). Until the loss has fallen, the prior counts as an estimate, too, since noise alone may
+have turned gradients. Where the loss falls steadily, without noise, the target is raised whatever gradients say, but
+not far above the prior: on full batches gradients turn long before the rate is high enough.
 
 While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule
-falls, the target stays.
+falls, target and ceiling stay.
 
 **When training is rolled back.** Training has diverged if the train loss has risen far beyond its noise
 (:mod:`hdet.rule.judge`), if it is back where it began (``Evidence.undone``), if a path has gained nothing and
@@ -51,7 +52,7 @@ from typing import NamedTuple
 from hdet.rule.constants import BLOCKS, DEFAULT, LIMITS, Constants, Limits
 from hdet.rule.enums import Action, Event, Phase, Reason, Verdict
 from hdet.rule.estimate import Measured
-from hdet.rule.judge import Block, judge, rolled_back, with_another
+from hdet.rule.judge import Block, judge, with_another
 from hdet.rule.progress import Progress
 from hdet.rule.state import State, after_first_step, is_without_gain, lags, leads_nowhere, steered
 
@@ -92,7 +93,7 @@ class Evidence(NamedTuple):
     """The losses of the round; empty: none were given."""
     peak: float = 0.0
     """The step at which the climb ends: that of the schedule's peak, and a tenth of the run at least."""
-    shape: float = 1.0
+    schedule_share: float = 1.0
     """The schedule at the round's end, over its highest value."""
     measured: Measured = Measured()
     """What the steps since the beginning of the path have shown."""
@@ -104,7 +105,7 @@ class Evidence(NamedTuple):
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
     has_losses: bool = True
     """Whether ``blocks`` are losses; if not, they are logarithms of the sizes of gradients."""
-    has_fallen: bool = True
+    is_below: bool = True
     """:attr:`Progress.is_below`: whether the loss is clearly below where it began, by however little; also true if
     nothing is known of it. "Until the loss has fallen" means this in the rule and its constants."""
     has_gained: bool = True
@@ -205,7 +206,7 @@ class Rule:
             return self._after_first_step(state, evidence)
         if lags(state, evidence):
             return self._stop(Reason.RATE_IGNORED)
-        falling = evidence.shape < self.constants.fall_start
+        falling = evidence.schedule_share < self.constants.fall_start
         if not math.isfinite(moved) and self._is_bad_batch(state, evidence, falling):
             return self._rolled_back(state, Event.BAD_BATCH)
         state, verdict = self._judged(state, evidence, falling)
@@ -213,7 +214,7 @@ class Rule:
             return self._rolled_back(state, Event.ROLLED_BACK)
         event, is_harder = None, verdict is Verdict.FALSE_ALARM
         if is_harder and math.isfinite(state.slowed_from):
-            state = state.with_ceiling_moved(state.slowed_from - state.log_factor).at(state.slowed_from)
+            state = state.with_ceiling_moved(state.slowed_from - state.log_factor).with_log_factor(state.slowed_from)
             state = state._replace(has_diverged=False)
             event = Event.FALSE_ALARM
         if evidence.blocks:  # a round without losses says nothing about the one before it
@@ -266,15 +267,16 @@ class Rule:
         """
         is_excused = event is Event.BAD_BATCH
         after = state._replace(
-            snapshots=rolled_back(state.snapshots, latest=math.inf if is_excused else -math.inf),
+            snapshots=state.snapshots if is_excused else state.snapshots[:1],
             pace=math.nan,
             excused=is_excused,
         )
         if not is_excused:
-            after = after.at(state.log_factor - math.log(self.constants.backoff))._replace(has_diverged=True)
+            lowered = state.log_factor - math.log(self.constants.backoff)
+            after = after.with_log_factor(lowered)._replace(has_diverged=True)
         if not after.snapshots:  # these weights stay
             after = after._replace(history=state.history.cleared())
-            return Decision(after, Action.GO_ON, event=Event.SLOWED_DOWN, resets_path=True)
+            return Decision(after, Action.CANNOT_ROLL_BACK, event=Event.SLOWED_DOWN, resets_path=True)
         if not is_excused:
             after = after._replace(slowed_from=state.log_factor)
         back = after.snapshots[-1]

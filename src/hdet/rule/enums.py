@@ -39,8 +39,8 @@ class Action(IntEnum):
     """Restore what is in the decision's slot. A guard copies the weights aside before that, unless they are broken."""
     TAKE_BACK = 3
     """A guard's last rollback was a false alarm: restore what it has replaced, from the decision's slot."""
-    GO_ON = 4
-    """Diverged, and there is no snapshot: training goes on if the weights are finite."""
+    CANNOT_ROLL_BACK = 4
+    """Training has diverged, but there is no snapshot: it goes on if the weights are finite."""
     GIVE_UP = 5
     """Diverged once too often."""
     RESTART = 6

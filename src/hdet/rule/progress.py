@@ -145,7 +145,7 @@ class Progress(NamedTuple):
 
     def outlook(self) -> dict[str, Any]:
         """The losses and what the rule asks of them, by the names of :class:`~hdet.rule.decision.Evidence`."""
-        return {"progress": self, "has_fallen": self.is_below, "has_gained": self.has_gained, "undone": self.undone}
+        return {"progress": self, "is_below": self.is_below, "has_gained": self.has_gained, "undone": self.undone}
 
 
 class _Fall(NamedTuple):

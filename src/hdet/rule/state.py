@@ -139,7 +139,7 @@ class State(NamedTuple):
         log_factor = xp.maximum(self.log_factor + left, LOWEST)
         return self._replace(peak=peak, log_factor=log_factor, slowed_from=self.slowed_from + left)
 
-    def at(self, log_factor: float, xp: Any = Plain) -> State:
+    def with_log_factor(self, log_factor: float, xp: Any = Plain) -> State:
         """The state at another factor, within bounds; the ceiling falls with it."""
         log_factor = xp.clip(log_factor, LOWEST, HIGHEST)
         return self._replace(log_factor=log_factor).with_ceiling_moved(xp.minimum(log_factor - self.log_factor, 0.0))
@@ -181,7 +181,7 @@ def after_first_step(
     known = xp.where(stays, 1.0, moved)
 
     raised = xp.log(xp.minimum(c.relative_step / known, 1 / c.initial_factor))
-    longer = state.at(xp.minimum(before + raised, evidence.highest), xp)
+    longer = state.with_log_factor(xp.minimum(before + raised, evidence.highest), xp)
     least = min(max(measured.rounding, FP32_ROUNDING) / c.relative_step, c.relative_step / c.max_growth)
     is_rounding = xp.logical_not(stays) & (moved < least) & (longer.log_factor > before)
     is_measured = xp.logical_not(says_nothing | stays | explodes | is_rounding)
@@ -194,7 +194,7 @@ def after_first_step(
     chosen = xp.where(explodes, before + math.log(c.initial_factor), chosen)
     chosen = xp.where(stays, before - math.log(c.initial_factor), chosen)
     learns = is_measured & (rates > 0)
-    found = found.at(xp.where(says_nothing, before, chosen), xp)._replace(
+    found = found.with_log_factor(xp.where(says_nothing, before, chosen), xp)._replace(
         pace=xp.where(learns, quotient(moved, rates, xp), state.pace),
         rate=xp.where(learns, rates / xp.maximum(measured.path_steps, 1), state.rate),
     )
@@ -218,7 +218,7 @@ def steered(state: State, evidence: Any, length: float, constants: Constants = D
     steps = length * steps_per_call
     q = steps**-c.length_exponent
     prior = math.log(c.prior_distance) - c.length_exponent * xp.log(steps) - reach
-    asked = evidence.estimated_log_factor + xp.log(q * c.estimate_fraction)
+    estimated_ask = evidence.estimated_log_factor + xp.log(q * c.estimate_fraction)
 
     straight = measured.straightness >= 1 - q * c.straight_tolerance
     state = xp.where(straight & is_beginning, state.climbing(end, c, xp), state)  # noise in the first steps was no turn
@@ -227,12 +227,12 @@ def steered(state: State, evidence: Any, length: float, constants: Constants = D
     goes_on = xp.logical_not(state.has_diverged) & evidence.falls_steadily
     goes_on &= xp.where(has_turned, state.asked, state.log_factor) < prior + math.log(c.backoff)
 
-    wanted = xp.where(straight | goes_on, most, asked - state.log_factor)
-    climbed = state.at(state.log_factor + xp.minimum(wanted, most), xp)
+    wanted = xp.where(straight | goes_on, most, estimated_ask - state.log_factor)
+    climbed = state.with_log_factor(state.log_factor + xp.minimum(wanted, most), xp)
     used = xp.log(state.factor(end, c, xp) * xp.maximum(q * c.first_ask, 1.0))
     turned = xp.minimum(state.log_factor, used)
     # Without a gain the prior is the better estimate.
-    estimated = xp.where(is_fresh & (prior > asked), prior, asked)
+    estimated = xp.where(is_fresh & (prior > estimated_ask), prior, estimated_ask)
     lacking = xp.where(measured.path_steps > c.max_samples, c.balance - end / length - measured.balance, 0.0)
     found = xp.where(
         has_turned,
@@ -303,7 +303,7 @@ def largest_raise(steps: Any, is_fresh: Any, rise: Any, constants: Constants, xp
 
 def is_without_gain(state: State, evidence: Any, xp: Any = Plain) -> Any:
     """Whether nothing has been gained yet, and nothing lost."""
-    return xp.logical_not(evidence.has_fallen) & xp.isfinite(state.pace)
+    return xp.logical_not(evidence.is_below) & xp.isfinite(state.pace)
 
 
 # -- what speaks against the path --------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def auto(
         group: the process group of the ranks that train one model; None: the default group, once there is one.
         model: its float buffers (BatchNorm) are averaged over the ranks, and rolled back with the weights.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
-            record per round.
+            record per round, which is some steps between two decisions of the search.
         rollback: whether snapshots of weights and optimizer state are kept for rollbacks, one on the device and one on
             the host. On the device the search takes twice the memory of the weights while it measures, and a snapshot
             as much as weights and optimizer state: five times the weights with Adam. False saves the snapshots' part;
@@ -374,6 +374,7 @@ class AutoScheduler(LRScheduler):
         return self._schedule.rates(self._t, held=self.search.holds_rise)
 
     def _course(self, before: int, after: int) -> Course:
+        """The schedule at both steps, with its rise held at the peak and as it is."""
         then, now = (
             {held: [float(rate) for rate in self._schedule.rates(t, held=held)] for held in (True, False)}
             for t in (before, after)

@@ -94,7 +94,7 @@ class Memory:
         has_rate = measured.estimated_rate > 0 and guess > 0
         return seen._replace(
             blocks=blocks,
-            shape=self._shape(then, now, climbs=end <= seen.peak),
+            schedule_share=self._schedule_share(then, now, climbs=end <= seen.peak),
             measured=measured._replace(
                 moved=measured.moved if seen.is_finite else math.inf,
                 gradients=() if measured.is_broken else measured.gradients,
@@ -116,7 +116,7 @@ class Memory:
         sizes = gradients if self.learned.phase is Phase.SEARCHING else ()
         return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
 
-    def _shape(self, before: Sequence[float], now: Sequence[float], *, climbs: bool) -> float:
+    def _schedule_share(self, before: Sequence[float], now: Sequence[float], *, climbs: bool) -> float:
         """The schedule over its highest value so far; 1 while it climbs, even if it falls from its first step on.
 
         A new group, whose peak is still 0, has fallen as far as the leading one.
@@ -137,6 +137,6 @@ class Memory:
         self.rolled_back += decision.rolled_back_to is not None
         self.progress = decision.progress(self.progress, evidence)
         self.has_peaked = self.has_peaked or end >= evidence.peak
-        self.is_falling = evidence.shape < rule.constants.fall_start
+        self.is_falling = evidence.schedule_share < rule.constants.fall_start
         is_over = end == rule.total_steps if rule.total_steps else self.has_peaked and self.quiet >= QUIET
         self.rests = self.is_bound or is_over

@@ -309,7 +309,7 @@ class Search(EqualByState):
             self.steps.snapshots.roll_back_(slot, optimizer, self.model)
         elif decision.action is Action.RESTART:
             self.steps.snapshots.roll_back_(START, optimizer, self.model)
-        elif decision.action is Action.GO_ON and not evidence.is_finite:
+        elif decision.action is Action.CANNOT_ROLL_BACK and not evidence.is_finite:
             raise DivergedError(
                 f"the weights are NaN or infinite at step {evidence.end}, and there is no snapshot to roll back "
                 f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
