@@ -127,7 +127,8 @@ def _knob(_: Path) -> dict[str, Any]:
 def _journal(folder: Path) -> Path:
     path = folder / "run.jsonl"
     replica = {"loss": 1.0, "signal": 1.0, "values": [0.1], "multipliers": [1.0], "divergence": 0.0}
-    record = {"kind": "round", "round": 0, "step": 5, "replicas": [replica], "base_before": [0.1], "base": [0.1]}
+    bases = {"base_before": [0.1], "base": [0.1]}
+    record = {"kind": "round", "round": 0, "step": 5, "replicas": [replica], "excluded": [], **bases}
     records = ({"kind": "header", "schema": 1, "knobs": ["lr[0]"], "replicas": 1, "arguments": {}}, record)
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
     return path

@@ -53,7 +53,10 @@ def test_a_onecycle_without_a_controller_is_torchs(kind: str, shape: dict[str, A
     ("make", "words"),
     [
         (lambda o: hdet.OneCycleLR(o, 0.02, total_steps=50), "Tried to step 51 times"),  # torch's own words
-        (lambda o: hdet.auto(o, total_steps=50), r"step\(\) was called 51 times, but the run has 50 steps; give a larger total_steps"),
+        (
+            lambda o: hdet.auto(o, total_steps=50),
+            r"step\(\) was called 51 times, but the run has 50 steps; give a larger total_steps",
+        ),
     ],
     ids=["onecycle", "auto"],
 )
