@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, finalize, ref
+from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import items_of, must_be
 from hdet.errors import ArgumentError
 from hdet.ranks.group import Group, check_group
-from hdet.ranks.shards import refuse_flat
+from hdet.ranks.shards import Partitioned, refuse_flat
 
 _Value = TypeVar("_Value")
 
@@ -24,9 +25,14 @@ def unwrapped(optimizer: Any) -> Any:
 
     A wrapper need not call step hooks. Anything without an optimizer inside is returned as it is.
     """
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and not _is_scheduler(optimizer):
         optimizer = inner
     return optimizer
+
+
+def _is_scheduler(value: Any) -> bool:
+    """Whether something writes rates into an optimizer: it is no wrapper, though it holds one."""
+    return isinstance(value, LRScheduler) or hasattr(value, "get_last_lr")
 
 
 def as_one(optimizers: Any) -> Optimizer:
@@ -60,8 +66,10 @@ def check_training(optimizer: Optimizer, group: Group, model: object) -> None:
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that are seen as one by ``hdet.auto``; else the optimizer itself."""
-    return optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
+    """The optimizers that are stepped and call hooks: several that ``hdet.auto`` sees as one, or one alone."""
+    if isinstance(optimizer, CombinedOptimizer):
+        return optimizer.parts
+    return [optimizer.inside] if isinstance(optimizer, Partitioned) else [optimizer]
 
 
 def leading_part(optimizer: Optimizer) -> Optimizer:
@@ -95,8 +103,14 @@ def added_groups(optimizer: Optimizer, counts: Sequence[int]) -> list[int]:
     """The numbers, among all groups, of those that were added since there were ``counts`` of them.
 
     A group is known by its optimizer and by its place in it: one that is added to the first of two optimizers stands
-    before all groups of the second.
+    before all groups of the second. Raises if groups were removed.
     """
+    for part, now, known in zip(parts_of(optimizer), group_counts(optimizer), counts, strict=True):
+        if now < known:
+            raise ArgumentError(
+                f"a parameter group that hdet knows must stay, but this {type(part).__name__} has {now} and had "
+                f"{known}; freeze its parameters instead, by requires_grad_(False), or build a new scheduler"
+            )
     rows = [g >= known for now, known in zip(group_counts(optimizer), counts, strict=True) for g in range(now)]
     return [g for g, is_new in enumerate(rows) if is_new]
 
@@ -212,14 +226,15 @@ def refuse_without_hooks(optimizer: Optimizer) -> None:
             ) from None
 
 
-_CLAIMS: WeakKeyDictionary[Optimizer, WeakKeyDictionary[object, str]] = WeakKeyDictionary()
+_CLAIMS: WeakKeyDictionary[Optimizer, tuple[ReferenceType[object], str]] = WeakKeyDictionary()
 """Who sets the rates of an optimizer during its steps, and what people call it."""
 
 
 def refuse_beside(optimizer: Optimizer, others: str) -> None:
     """Raise if one of the ``others``, ``hdet.auto`` or ``hdet.Guard``, sets an optimizer's rates during its steps."""
     for part in parts_of(optimizer):
-        if others in _CLAIMS.get(part, {}).values():
+        owner, name = _CLAIMS.get(part, (lambda: None, ""))
+        if owner() is not None and name == others:
             raise ArgumentError(
                 f"one optimizer can have hdet.auto or a hdet.Guard, since each would take back the rates and weights "
                 f"of the other, but this {type(part).__name__} has {others} already; with hdet.auto leave the guard "
@@ -228,9 +243,15 @@ def refuse_beside(optimizer: Optimizer, others: str) -> None:
 
 
 def claim_rates(optimizer: Optimizer, owner: object, name: str) -> None:
-    """Note for :func:`refuse_beside` that an owner sets an optimizer's rates, for as long as it lives."""
+    """An owner sets an optimizer's rates from now on, in the place of the one before, for as long as it lives."""
     for part in parts_of(optimizer):
-        _CLAIMS.setdefault(part, WeakKeyDictionary())[owner] = name
+        _CLAIMS[part] = ref(owner), name
+
+
+def has_claim(optimizer: Optimizer, owner: object) -> bool:
+    """Whether nobody else has claimed an optimizer's rates since this owner has."""
+    claims = (_CLAIMS.get(part) for part in parts_of(optimizer))
+    return all(claim is None or claim[0]() in (None, owner) for claim in claims)
 
 
 def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], after: Callable[..., None]) -> None:

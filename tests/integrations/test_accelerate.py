@@ -346,7 +346,7 @@ def test_where_the_search_was_not_kept_the_warning_says_what_keeps_it(tmp_path: 
     first.accelerator.save_state(str(tmp_path))
     again = Loop(accelerator_of(), how="theirs")
     again.accelerator.load_state(str(tmp_path))
-    with pytest.warns(hdet.ResumeWarning, match="in a framework .*keep_search"):
+    with pytest.warns(hdet.ResumeWarning, match="In a framework, .*keep_search"):
         again.go(12, 14)
 
 

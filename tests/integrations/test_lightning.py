@@ -438,7 +438,7 @@ def test_without_the_callback_the_warning_says_what_keeps_the_search(tmp_path: P
         trainer_of(*callbacks, max_epochs=1).fit(module, loader_of(0, 100), **more)
 
     fit(Saves(tmp_path))
-    with pytest.warns(hdet.ResumeWarning, match="in a framework .*AutoLR"):
+    with pytest.warns(hdet.ResumeWarning, match="In a framework, use AutoLR"):
         fit(ckpt_path=tmp_path / "12.ckpt")
 
 

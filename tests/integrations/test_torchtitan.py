@@ -49,7 +49,7 @@ class Loop:
         if shards:
             fully_shard(self.model, mesh=init_device_mesh("cpu", (2,)))
         self.optimizers = groups(*names).build(model_parts=[self.model])
-        settings = AutoLR.Config(onecycle={"journal": journal}, **config)
+        settings = AutoLR.Config(auto={"journal": journal}, **config)
         self.schedulers = settings.build(optimizers=self.optimizers, training_steps=STEPS)
 
     def train(self, steps: range) -> list[dict[str, float]]:

@@ -146,7 +146,7 @@ app = commands(compare, report, export)
 def _root(context: typer.Context, version: _Version = False) -> None:
     """Look at runs by their journals: draw them, compare them, and take a found schedule with you.
 
-    `journal="run.jsonl"` in `hdet.OneCycleLR` writes a journal. Then:
+    `journal="run.jsonl"` in `hdet.auto`, `hdet.OneCycleLR` or `hdet.Ensemble` writes a journal. Then:
 
     ```
     hdet report run.jsonl

@@ -294,6 +294,6 @@ class Steering:
 
 
 def _ratio(group: Mapping[str, Any]) -> float:
-    """f_div / f_final of a group of a OneCycle: (max / initial) / (initial / min)."""
+    """f_div / f_final of a group of a OneCycle: (max / initial) / (initial / min); 1 for a group at rate 0."""
     most, first, least = (float(group[name]) for name in ("max_lr", "initial_lr", "min_lr"))
-    return (most / first) / (first / least)
+    return (most / first) / (first / least) if first > 0 and least > 0 else 1.0

@@ -217,13 +217,12 @@ class Masters(Partitioned):
         self._wrapper, self._padding = wrapper, tuple(_padding(wrapper))
         self._masters, self._refresh = _masters_of(wrapper)
         self._is_partitioned = not hasattr(wrapper, "fp32_groups")
-        self._inner: Optimizer = wrapper.optimizer
-        self._rows = list(self._inner.param_groups)
+        self.inside: Optimizer = wrapper.optimizer
+        self._rows = list(self.inside.param_groups)
         self._stepped: frozenset[int] = frozenset()
         """Ids of the parameters that have had their part of a step."""
-        self.parts = [self._inner]
-        self.defaults = self._inner.defaults
-        self._inner.register_step_pre_hook(self._part_begins)  # before all others, which read what it sets
+        self.defaults = self.inside.defaults
+        self.inside.register_step_pre_hook(self._part_begins)  # before all others, which read what it sets
         if self._is_partitioned:
             for p in (p for masters in self._masters for p in masters):
                 mark_part(p, f"partition {dist.get_rank()} of {dist.get_world_size()}")
@@ -231,7 +230,7 @@ class Masters(Partitioned):
     @property
     def param_groups(self) -> list[Any]:  # type: ignore[override]  # new rows at every call
         """The groups of the optimizer inside, with all their masters."""
-        rows = self._inner.param_groups
+        rows = self.inside.param_groups
         if len(rows) == len(self._rows):  # while stages 1 and 2 step, they show the optimizer one group
             self._rows = list(rows)
         return [_Row(row, masters) for row, masters in zip(self._rows, self._masters, strict=True)]
@@ -239,7 +238,7 @@ class Masters(Partitioned):
     @property
     def state(self) -> Any:  # type: ignore[override]  # not ours
         """The state of the optimizer inside."""
-        return self._inner.state
+        return self.inside.state
 
     def refresh(self) -> None:
         """Copy the masters to the model's parameters. Collective if they are partitions."""

@@ -68,17 +68,17 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
         finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
-        onecycle: further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
+        options: further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
             ``estimated_stepping_batches``.
     """
 
     state_key = "hdet.integrations.lightning.AutoLR (without it the learning rate stays as it was saved)"
     """How Lightning names this callback in its warning if a checkpoint is resumed without it."""
 
-    def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:
+    def __init__(self, journal: Journals = None, *, finish: int | None = None, **options: Any) -> None:
         super().__init__()
         open_journal(journal)  # raises for what cannot be one
-        self.options = {"journal": journal, **onecycle}
+        self.options = {"journal": journal, **options}
         self.finish = None if finish is None else Finish(finish)
         self.scheduler: Any = None
         """The scheduler, once ``fit`` has begun."""

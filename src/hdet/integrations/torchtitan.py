@@ -43,14 +43,14 @@ class AutoLR(LRSchedulersContainer):  # type: ignore[misc]  # the type of an opt
         total_steps: steps of the run.
         keep_search: whether a checkpoint has the tensors of the search. Without them a resumed run makes them again,
             on any number of ranks.
-        onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, ``highest``.
+        options: further arguments of :func:`hdet.auto`, as ``schedule`` or ``journal``; in a ``Config`` ``auto={...}``.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):  # type: ignore[misc]
         """The trainer builds the container from it; of torchtitan's own fields only ``total_steps`` is used."""
 
-        onecycle: dict[str, Any] = field(default_factory=dict)
+        auto: dict[str, Any] = field(default_factory=dict)
         """Further arguments of :func:`hdet.auto`."""
         keep_search: bool = True
         """Whether a checkpoint has the tensors of the search."""
@@ -58,11 +58,11 @@ class AutoLR(LRSchedulersContainer):  # type: ignore[misc]  # the type of an opt
         def build(self, *, optimizers: Any, training_steps: int) -> AutoLR:
             """Build the container, for ``training_steps`` steps unless ``total_steps`` is given."""
             steps = training_steps if self.total_steps is None else self.total_steps
-            return AutoLR(optimizers, total_steps=steps, keep_search=self.keep_search, **self.onecycle)
+            return AutoLR(optimizers, total_steps=steps, keep_search=self.keep_search, **self.auto)
 
-    def __init__(self, optimizers: Any, *, total_steps: int, keep_search: bool = True, **onecycle: Any) -> None:
+    def __init__(self, optimizers: Any, *, total_steps: int, keep_search: bool = True, **options: Any) -> None:
         self.optimizers = list(optimizers)
-        known = {"model": _whole(optimizers.model_parts), **onecycle}
+        known = {"model": _whole(optimizers.model_parts), **options}
         self.scheduler = auto(self.optimizers, total_steps=total_steps, **known)
         self.schedulers = [self.scheduler]
         self.keep_search = keep_search

@@ -123,9 +123,19 @@ def is_sharded(tensor: Tensor) -> bool:
     return is_distributed(tensor) or bool(place(tensor)) or _is_flat(tensor)
 
 
-class SteppedElsewhere(Optimizer):
-    """An optimizer that others step. It hears of that by hooks, and must not be stepped itself."""
+class Partitioned(Optimizer):
+    """An optimizer whose parameters are not the model's own: partitions of them, or copies in a higher precision.
 
+    Only the optimizer inside is stepped, and calls hooks; it may make its step in parts, some parameters after the
+    others, and calls its hooks for each part. This one hears of that, and must not be stepped itself.
+    """
+
+    inside: Optimizer
+    """The optimizer that makes the steps."""
+    stepping: frozenset[int] = frozenset()
+    """Ids of the parameters of the coming part."""
+    continues: bool = False
+    """Whether the coming part belongs to the same step as the one before it."""
     _hears = False
 
     def hear_of_step(self) -> None:
@@ -144,18 +154,6 @@ class SteppedElsewhere(Optimizer):
     def refuse_step(self) -> None:
         """Raise an error that says what to step."""
         raise NotImplementedError
-
-
-class Partitioned(SteppedElsewhere):
-    """An optimizer whose parameters are not the model's own: partitions of them, or copies in a higher precision.
-
-    Such an optimizer may make its step in parts, some parameters after the others, and calls its hooks for each part.
-    """
-
-    stepping: frozenset[int] = frozenset()
-    """Ids of the parameters of the coming part."""
-    continues: bool = False
-    """Whether the coming part belongs to the same step as the one before it."""
 
     def refresh(self) -> None:
         """Copy the parameters to where the model's forward pass reads. Collective."""

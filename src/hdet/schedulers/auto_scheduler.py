@@ -23,6 +23,7 @@ from hdet.optimizer import (
     as_one,
     check_training,
     group_counts,
+    has_claim,
     hook_before_steps,
     parts_of,
     put_rates,
@@ -52,6 +53,7 @@ AutoSchedule: TypeAlias = TrapezoidSchedule | GivenSchedule
 _NAME = "hdet.auto"
 _GUESSES = (1e-14, 1e14)
 """The lowest and the highest guess: the factor on it stays between 1e-15 and 1e15."""
+_A_GUESS = f"a number from {_GUESSES[0]:g} to {_GUESSES[1]:g}, or 0 if a group is to be left alone"
 _NOT_SEARCHED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
@@ -174,12 +176,10 @@ def auto(
 
 def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, model: Any) -> None:
     """Raise if the rates of an optimizer cannot be searched."""
-    low, high = _GUESSES
-    if not any(guesses) or not all(guess == 0 or low <= guess <= high for guess in guesses):
+    if not any(guesses) or not all(map(_is_guess, guesses)):
         raise ArgumentError(
-            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 if "
-            f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
-            "do, for instance 1e-3"
+            f"a search begins from the optimizer's own lr: each must be {_A_GUESS}, and one must be above 0, but got "
+            f"{shown(list(guesses))}; any guess will do, for instance 1e-3"
         )
     if isinstance(group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
@@ -200,6 +200,10 @@ def _check_search(optimizer: Optimizer, guesses: Sequence[float], group: Any, mo
                 )
     refuse_without_hooks(optimizer)
     refuse_beside(optimizer, "hdet.Guard")
+
+
+def _is_guess(rate: float) -> bool:
+    return rate == 0 or _GUESSES[0] <= rate <= _GUESSES[1]
 
 
 def _bounds_of(highest: Any, groups: int) -> Bounds | None:
@@ -242,8 +246,10 @@ class AutoScheduler(LRScheduler):
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
 
         Call it after every step of the optimizer. A loss is a float or a tensor of one element, and is not read from
-        its device before the round ends. A round's end is a collective.
+        its device before the round ends. A round's end is a collective. Raises if a later ``hdet.auto`` has the
+        optimizer now.
         """
+        self._check_claim()
         if loss is not None and not isinstance(loss, Tensor) and is_int(loss):
             raise ArgumentError(
                 f"a loss must be a float or a tensor, but step() got the integer {loss}; give step(float(loss)), or "
@@ -291,6 +297,7 @@ class AutoScheduler(LRScheduler):
                 "give hdet.auto more steps, or go on from a checkpoint of an earlier step"
             )
         steps = must_count(1, "give the steps that training is still to make", steps=steps)
+        self._check_claim()
         self._take_in_new_groups()
         share = 1.0 if schedule.shape.has_fallen(now) else sum(map(float, self._plain())) / sum(schedule.guesses)
         self.search.finish(self.optimizer, now, steps, share)
@@ -390,17 +397,29 @@ class AutoScheduler(LRScheduler):
         else:
             self.search.steps.written.forget()  # the run is over: whoever trains on writes rates of its own
 
+    def _check_claim(self) -> None:
+        """Raise if a later scheduler of ``hdet.auto`` has the optimizer."""
+        if not has_claim(self.optimizer, self.search.steps):
+            raise ArgumentError(
+                f"a scheduler of {_NAME} must be the last one that was built on its optimizer, but this "
+                f"{type(self.optimizer).__name__} has got another one since; step that one, or build this one again"
+            )
+
     def _before_step(self, *_: Any) -> None:
         """A group that was added makes its first step at the rate that it will have."""
-        self._take_in_new_groups()
+        if has_claim(self.optimizer, self.search.steps):
+            self._take_in_new_groups()
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from now on."""
         if len(self.optimizer.param_groups) == len(self._last_lr):
             return
         new = added_groups(self.optimizer, self._counts)
-        self._counts = group_counts(self.optimizer)
         groups, names = self.optimizer.param_groups, rate_names(self.optimizer)
+        for g in new:
+            rate = float(groups[g].get("initial_lr", groups[g]["lr"]))
+            must_be(_A_GUESS, _is_guess(rate), "any guess will do", **{f"lr of the added param_groups[{g}]": rate})
+        self._counts = group_counts(self.optimizer)
         self._schedule.grow({g: groups[g] for g in new}, self._last_lr)
         self.search.grow(new, names)
         self.search.journal_writer.add([names[g] for g in new], self._t)

@@ -44,18 +44,26 @@ def warn(text: str, kind: type[Warning] = SearchWarning) -> None:
     warnings.warn(text, kind, stacklevel=users_level())
 
 
-def warn_of(decision: Decision, t: int) -> None:
-    """Warn of what people must know at once about the end of a round: that a search has stopped, or of a rollback."""
+def warn_of(decision: Decision, t: int, *, has_model: bool) -> None:
+    """Warn of what people must know at once about the end of a round: that a search has stopped, or of a rollback.
+
+    ``has_model``: whether ``model=`` was given, whose buffers are rolled back.
+    """
     back = f"rolled back to step {decision.rolled_back_to}"
+    left = (
+        "Averages of the weights are not rolled back"
+        if has_model
+        else ("Buffers, as in BatchNorm, are rolled back only with model=, and averages of the weights never")
+    )
     if decision.why is not None:
         why, cure = decision.why.text, _CURES[decision.why]
         warn(f"search stopped at step {t}: {why}; using the given rate. {cure}")
     elif decision.event is Event.BAD_BATCH:
-        warn(f"the weights were NaN or infinite at step {t}: {back}, at the same rate. Look at its batch")
+        warn(f"the weights were NaN or infinite at step {t}: {back}, at the same rate. Look at its batch. {left}")
     elif decision.rolled_back_to is not None:
         warn(
             f"training diverged at step {t}: {back}, and the rate is lowered. If the loss says nothing about the "
-            "weights (as in GANs), give none: scheduler.step()"
+            f"weights (as in GANs), give none: scheduler.step(). {left}"
         )
 
 

@@ -335,7 +335,7 @@ class Search(EqualByState):
         if not (is_special or asks or ends or peaks_now or settles) or self.rank_group.replica_index.replica != 0:
             return
         if is_special:
-            reporting.warn_of(decision, t)
+            reporting.warn_of(decision, t, has_model=self.model is not None)
         if asks:
             reporting.log_missing_losses(t)
         if (ends or peaks_now) and memory.progress.is_known:

@@ -18,6 +18,7 @@ from hdet.optimizer import (
     Rate,
     claim_rates,
     end_step,
+    has_claim,
     hook_steps,
     is_capturing,
     once_gradients_are_there,
@@ -97,7 +98,7 @@ class Steps:
     # -- the hook -----------------------------------------------------------------------------------------------------
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._inside:
+        if self._inside or not has_claim(optimizer, self):
             return None
         self._inside = True
         return once_gradients_are_there(args, kwargs, lambda: self._before_step(optimizer))
