@@ -105,7 +105,7 @@ def searched_folder(folder: Path, seed: int = 1, final: float = 3.277) -> Path:
     for k in range(len(_LENGTHS)):
         records.append(_searched_round(k, m, final, chance))
         m = records[-1]["learned"][0]
-    told = {"max_lr": "auto", "guess": [1e-3] * len(GROUPS), "schedule": "CosineAnnealingLR", "schedule_every": 1}
+    told = {"guess": [1e-3] * len(GROUPS), "schedule": "CosineAnnealingLR", "schedule_every": 1}
     header = a_header(GROUPS, 1, **told, rollback=True, total_steps=total)
     resume = {"kind": "resume", "time": "2026-11-15T03:00:00+00:00", "step": records[29]["step"], "replicas": 1}
     return write_folder(folder, header, *records[:30], resume, *records[30:])

@@ -29,8 +29,8 @@ def test_what_was_found_and_how_to_use_it_again(tmp_path: Path) -> None:
     [
         ({"max_lr": [0.1, 0.1]}, [2.0, 4.0], "Found [0.2, 0.4].", "max_lr=[0.2, 0.4]"),
         ({"max_lr": 0.1}, [1.0, 1.0], "Stayed at 0.1.", "max_lr=0.1"),
-        ({"max_lr": "auto", "guess": [0.1, 0.1]}, [3.0, 3.0], "Found 0.3.", "max_lr=0.3"),
-        ({"max_lr": "auto", "guess": [0.1] * 2, "schedule": "trapezoid"}, [3.0, 3.0], "Found 0.3.", "max_lr=0.3"),
+        ({"guess": [0.1, 0.1]}, [3.0, 3.0], "Found 0.3.", "max_lr=0.3"),
+        ({"guess": [0.1] * 2, "schedule": "trapezoid"}, [3.0, 3.0], "Found 0.3.", "max_lr=0.3"),
         ({"max_lr": 0.1, "total_steps": 90}, [2.0, 2.0], "Found 0.2 so far.", "max_lr=0.2"),
     ],
 )
@@ -42,7 +42,7 @@ def test_other_findings(tmp_path: Path, arguments: dict[str, Any], learned: list
 
 
 def test_without_max_lr_only_the_schedule_can_be_used(tmp_path: Path) -> None:
-    own = {"max_lr": "auto", "guess": [0.1], "schedule": "CosineAnnealingLR"}
+    own = {"guess": [0.1], "schedule": "CosineAnnealingLR"}
     for i, arguments in enumerate(({}, {"decay": "exponential", "max_lr": 0.1}, own)):
         said = advice(load_run(write_journal(tmp_path / str(i), a_header(**arguments), a_round(0))))
         assert said is not None

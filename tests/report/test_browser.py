@@ -296,7 +296,7 @@ def test_an_alarm_is_red_and_comes_first(
 ) -> None:
     words = "steps do not follow the rate"
     records = [a_round(0), a_round(1, event="stopped", why=words), a_round(2)]
-    journal = write_journal(tmp_path / "blind.jsonl", a_header(max_lr="auto", guess=[0.1]), *records)
+    journal = write_journal(tmp_path / "blind.jsonl", a_header(guess=[0.1]), *records)
     look(browser, write_report([load_run(journal)], tmp_path / "r.html"), PHONE, scheme)
     banner = browser.find_element("css selector", "main > :first-child")
     assert banner.is_displayed()

@@ -72,7 +72,7 @@ def test_losses_by_replica_and_round(tmp_path: Path) -> None:
 def test_losses_of_a_search(tmp_path: Path) -> None:
     """The loss of every round that was kept is a line, that of a ruined one a dot."""
     rounds = [a_round(0, [3.0]), a_round(1, [9.0], rolled_back_to=0, event="rolled_back")]
-    run = load_run(write_journal(tmp_path / "x", a_header(max_lr="auto"), *rounds, a_round(2, [2.0])))
+    run = load_run(write_journal(tmp_path / "x", a_header(guess=[0.1]), *rounds, a_round(2, [2.0])))
     dots, mean = figure_of(run, "Loss").traces
     assert mean.line == Line((10, 30), (3.0, 2.0))
     assert (dots.name, dots.line, dots.labels) == (
@@ -102,7 +102,7 @@ def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
 
 def test_dots_far_above_all_curves_do_not_flatten_them(tmp_path: Path) -> None:
     records = [a_round(0, [1.0]), a_round(1, [1e9], rolled_back_to=0, event="rolled_back")]
-    run = load_run(write_journal(tmp_path / "x", a_header(max_lr="auto"), *records))
+    run = load_run(write_journal(tmp_path / "x", a_header(guess=[0.1]), *records))
     loss = figure_of(run, "Loss")
     assert loss.y_range[1] < 10
     assert "upright dashes: rollbacks" in figure_of(run).caption

@@ -91,8 +91,8 @@ def ended(tmp_path: Path, steps: list[int], losses: list[float], **arguments: An
         ([10, 20, 30, 31], {}, 3.0),
         ([10, 20, 29, 30], {"sync_every": 10, "total_steps": 30}, 3.0),  # as it is
         ([10, 20, 22, 23], {"sync_every": 10, "total_steps": 23}, 2.0),
-        ([1, 3, 5, 7], {"max_lr": "auto"}, 4.0),
-        ([30, 60, 98, 99], {"max_lr": "auto"}, 3.0),
+        ([1, 3, 5, 7], {"guess": [0.1]}, 4.0),
+        ([30, 60, 98, 99], {"guess": [0.1]}, 3.0),
     ],
 )
 def test_the_last_full_round_counts(

@@ -127,7 +127,7 @@ def test_the_journal_tells_what_happened_and_can_be_replayed(tmp_path: Path) -> 
     model, optimizer, scheduler = built(1e-6, 400, journal=path)
     rates = [row[0] for row in train(model, optimizer, scheduler, range(400))]
     data = hdet.read_journal(path)
-    assert data.header["arguments"]["max_lr"] == "auto"
+    assert data.header["arguments"]["guess"] == [1e-6]
     assert data.rounds[0]["event"] == "first_step"
     for record in data.rounds[1:]:
         assert record["base_before"] == [pytest.approx(rates[record["step"] - 1])]

@@ -109,7 +109,7 @@ class RunData(NamedTuple):
     @property
     def searched(self) -> bool:
         """Whether there is one model, whose rate was searched."""
-        return self.arguments.get("max_lr") == "auto"
+        return "guess" in self.arguments
 
     @property
     def decays_by_itself(self) -> bool:

@@ -128,7 +128,7 @@ def advice(run: RunData) -> Advice | None:
     so_far = "" if is_int(length) and run.rounds[-1].step >= length else " so far"
     peaks = _listed(run, "end", say.rate(base.end))
     found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
-    has_peak = "max_lr" in run.arguments and run.arguments.get("schedule", "trapezoid") == "trapezoid"
+    has_peak = (run.searched or "max_lr" in run.arguments) and run.arguments.get("schedule", "trapezoid") == "trapezoid"
     if run.decays_by_itself or not has_peak:
         return Advice(found, (again,))
     return Advice(found, ((f"max_lr={peaks}", NEW_CYCLE), again))

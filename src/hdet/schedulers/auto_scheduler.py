@@ -160,7 +160,7 @@ def auto(
             stacklevel=users_level(),
         )
     everybody = None if isinstance(group, Arms) else group  # all ranks of one model decide together
-    header = {"max_lr": "auto", **given, "rollback": rollback, "total_steps": rule.total_steps}
+    header = {**given, "rollback": rollback, "total_steps": rule.total_steps}
     search = Search(
         rule,
         rate_names(optimizer),
