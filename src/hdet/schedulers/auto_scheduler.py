@@ -407,12 +407,11 @@ class AutoScheduler(LRScheduler):
 
     def _before_step(self, *_: Any) -> None:
         """A group that was added makes its first step at the rate that it will have."""
-        if has_claim(self.optimizer, self.search.steps):
-            self._take_in_new_groups()
+        self._take_in_new_groups()
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from now on."""
-        if len(self.optimizer.param_groups) == len(self._last_lr):
+        if len(self.optimizer.param_groups) == len(self._last_lr) or not has_claim(self.optimizer, self.search.steps):
             return
         new = added_groups(self.optimizer, self._counts)
         groups, names = self.optimizer.param_groups, rate_names(self.optimizer)

@@ -63,9 +63,9 @@ class Course(NamedTuple):
     """The schedule at a round's end, as it was at the step that was made and will be at the one to come."""
 
     held: tuple[list[float], list[float]]
-    """With its peak in place of its rising phase: while the search climbs by itself."""
+    """With its peak in place of its rising phase, which is how the search uses it: it climbs by itself."""
     free: tuple[list[float], list[float]]
-    """As it is: once the search has stopped."""
+    """As it is, which counts once the search has stopped."""
     climb_end: float
     """The step at which the search's own climb ends."""
 
