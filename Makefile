@@ -27,7 +27,8 @@ help: ## list the targets
 demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(PY) -m lab demo
 
-LIBRARY := -n 2 --dist loadfile $(BEYOND:%=--ignore=%)
+# Tests of frameworks and of jax have targets of their own, whatever is installed.
+LIBRARY := -n 2 --dist loadfile $(foreach folder,$(BEYOND) tests/integrations tests/jax,--ignore=$(folder))
 
 test: lint ## lint, then the library's tests and doctests but for slow ones, in two processes
 	$(PY) -m pytest $(LIBRARY) -m "not slow" $(PYTEST_ARGS)
