@@ -84,9 +84,9 @@ COVERED = {
     "journal/reading": "journal: journal; schedulers: replay; cli: schedule; ensemble: journal_of_a_run",
     "schedulers/trapezoid": "schedulers: trapezoid lengths rates_table late_groups late_group_of_several several; "
     "search: found unknown_length golden; checkpoint: foreign setups",
-    "schedulers/auto_scheduler": "schedulers: late_groups lengths several trapezoid; search: golden hooks "
+    "schedulers/auto_scheduler": "schedulers: one_owner late_groups lengths several trapezoid; search: golden hooks "
     "unknown_length guesses bounds found; inputs: inputs; checkpoint: foreign setups",
-    "optimizer": "schedulers: late_group_of_several order_of_several late_groups several",
+    "optimizer": "schedulers: one_owner late_group_of_several order_of_several late_groups several",
 }
 """What makes rates and weights, and the tests that cover it, fast ones first. "search: rule" is the test
 ``tests/search/test_rule.py``."""
