@@ -18,7 +18,7 @@ from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
 from hdet.rule.constants import DEFAULT, LIMITS, Constants, Limits
-from hdet.rule.decision import Decision, Evidence, Rule, is_sampled, next_end
+from hdet.rule.decision import STOPPED, Decision, Evidence, Rule, is_sampled, next_end
 from hdet.rule.enums import Action, Phase
 from hdet.rule.estimate import Measured as Shown
 from hdet.rule.estimate import Sums, balance, estimate, straightness, typical_norm
@@ -83,8 +83,8 @@ class Run:
         limits: Limits = LIMITS,
     ) -> None:
         self.steps, self.guess, self.losses, self.ratios = steps, guess, losses, ratios or {}
-        self.rule = Rule(steps, searches, constants, limits)
-        self.state = self.rule.begin()
+        self.rule = Rule(steps, constants, limits)
+        self.state = self.rule.begin() if searches else STOPPED
         self.searched = self.state.phase is not Phase.STOPPED
         """Whether it has rounds at all."""
         self.begun, self.end = 0, 1

@@ -44,7 +44,7 @@ from hdet.rollback.guard_state import (
 )
 from hdet.rule.constants import FEWEST, LOOKS, ROUNDS, Limits
 from hdet.rule.enums import Action, Verdict
-from hdet.rule.judge import Block, LossHistory, Snapshot, blocks_of, is_due, judge, rolled_back
+from hdet.rule.judge import Block, LossHistory, Snapshot, blocks_of, is_due, judge
 
 LOOK = FEWEST
 """Steps from one look to the next: a level is made of as many losses."""
@@ -212,7 +212,7 @@ class GuardPolicy:
             state = state._replace(looks=looks.cleared(), rounds=rounds.cleared(), usual=RecentSteps(), strange=0)
             return self._slowed(GuardDecision(state, Action.CANNOT_ROLL_BACK, cause=cause), t)
         is_worse = cause is not Cause.LOSSES and state.since_kept > 0  # once more, right after a rollback
-        kept = rolled_back(state.kept, latest, further=is_worse)
+        kept = _rolled_back(state.kept, latest, further=is_worse)
         state = state._replace(kept=kept, since_kept=state.since_kept + 1)
         decision = GuardDecision(state, Action.ROLL_BACK, kept[-1].slot, kept[-1].step, cause)
         if cause is Cause.WEIGHTS:  # there is nothing to find out
@@ -251,6 +251,22 @@ def _having_seen(state: GuardState, steps: Sequence[Step]) -> GuardState:
         if state.strange > 1:
             break
     return state
+
+
+def _rolled_back(kept: Sequence[Snapshot], latest: float, *, further: bool = False) -> tuple[Snapshot, ...]:
+    """The snapshots that a rollback leaves, the oldest first; the last of them is the one to restore.
+
+    Args:
+        kept: the snapshots there are; none: the weights stay.
+        latest: later snapshots may have been made after training began to diverge. If all were, the oldest must do.
+        further: whether to go back by one more, if there is one.
+
+    >>> kept = (Snapshot(4, 0), Snapshot(8, 1))
+    >>> [_rolled_back(kept, latest)[-1].step for latest in (9, 7, 3)], _rolled_back(kept, 9, further=True)[-1].step
+    ([8, 4, 4], 4)
+    """
+    fitting = tuple(one for one in kept if one.step <= latest) or tuple(kept[:1])
+    return fitting[:-1] if further and len(fitting) > 1 else fitting
 
 
 def _levels(before: LossHistory, after: LossHistory, limits: Limits) -> _Levels:

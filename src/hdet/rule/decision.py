@@ -33,8 +33,8 @@ the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). 
 losses that were fine, a batch is at fault: training is rolled back to the last snapshot, at the same rate. The next
 time the rate is lowered, and then a batch is excused again (:attr:`State.excused`). If the losses after a rollback are
 as high as before it, the data have become harder, and the rate is raised back. Once the search has stopped
-(:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept and restored is decided in
-:mod:`hdet.rule.judge`, which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
+(:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept is decided in :mod:`hdet.rule.judge`,
+which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
 
 The arithmetic is in :mod:`hdet.rule.state`, which has the functions named above, the numbers are in
 :mod:`hdet.rule.constants`. :class:`hdet.search.search.Search` carries the decisions out.
@@ -173,12 +173,10 @@ class Rule:
     Args:
         total_steps: S, the run's length in steps of the schedule; None: unknown, and taken to be 30 times the steps so
             far.
-        searches: whether the rate is searched at all.
         constants, limits: the numbers of the rule and of the judge; experiments give others.
     """
 
     total_steps: int | None
-    searches: bool = True
     constants: Constants = DEFAULT
     limits: Limits = LIMITS
 
@@ -188,8 +186,7 @@ class Rule:
 
     def begin(self) -> State:
         """The state before the first step."""
-        is_searched = self.searches and self.long_enough
-        return State(log_factor=math.log(self.constants.initial_factor)) if is_searched else STOPPED
+        return State(log_factor=math.log(self.constants.initial_factor)) if self.long_enough else STOPPED
 
     def remembering(self, state: State, slots: Container[int]) -> State:
         """The state if only the snapshots in some slots exist: a checkpoint may have none."""

@@ -35,7 +35,7 @@ question          search (:class:`hdet.rule.decision.Rule`)         guard (:clas
 ================= =============================================== =====================================================
 snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps; on a device, after a round
 rolled back to    the older of two; if a batch is to blame, the   the last one from before the losses were strange; if
-                  last (`rolled_back`)                            that is no better, one further back
+                  last                                            that is no better, one further back
 no snapshot       the weights stay, the rate is lowered; an error the weights stay; an error if they are NaN or
                   if they are NaN or infinite                     infinite
 rate              divided by 3, then raised again by the search   as it was the first time, then times ``factor``
@@ -295,19 +295,3 @@ def with_another(kept: tuple[Snapshot, ...], t: int) -> tuple[Snapshot, ...]:
         return kept
     last = kept[-1:]
     return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
-
-
-def rolled_back(kept: Sequence[Snapshot], latest: float, *, further: bool = False) -> tuple[Snapshot, ...]:
-    """The snapshots that a rollback leaves, the oldest first; the last of them is the one to restore.
-
-    Args:
-        kept: the snapshots there are; none: the weights stay.
-        latest: later snapshots may have been made after training began to diverge. If all were, the oldest must do.
-        further: whether to go back by one more, if there is one.
-
-    >>> kept = (Snapshot(4, 0), Snapshot(8, 1))
-    >>> [rolled_back(kept, latest)[-1].step for latest in (9, 7, 3)], rolled_back(kept, 9, further=True)[-1].step
-    ([8, 4, 4], 4)
-    """
-    fitting = tuple(one for one in kept if one.step <= latest) or tuple(kept[:1])
-    return fitting[:-1] if further and len(fitting) > 1 else fitting
