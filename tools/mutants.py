@@ -54,16 +54,16 @@ COVERED = {
     "rule/decision": "search: rounds rule golden twin parity",
     "rule/estimate": "search: estimate measure rule golden twin parity",
     "rule/found": "search: words found",
-    "rule/judge": "rollback: guard_policy judge losses; search: rule twin golden parity; rollback: guard",
+    "rule/judge": "rollback: judge guard_policy losses; search: rule twin golden parity; rollback: guard",
     "rule/progress": "search: progress twin parity",
     "rule/state": "search: rule golden twin parity",
     # search: the search for the rate
     "search/measure": "search: measure estimate pieces golden saving twin found parity",
     "search/memory": "search: words golden saving found search parity; checkpoint: search_resume",
     "search/pieces": "search: measure pieces golden saving; schedulers: late_groups; search: parity",
-    "search/gathering": "search: golden rounds found ranks parity",
-    "search/steps": "search: hooks rounds golden found search parity",
-    "search/search": "search: hooks rounds saving golden found ranks search parity; checkpoint: search_resume",
+    "search/gathering": "search: golden rounds found ranks buffers batchnorm parity",
+    "search/steps": "search: hooks written_rates rounds golden found search parity",
+    "search/search": "search: hooks bounds rounds saving golden found ranks search parity; checkpoint: search_resume",
     # rollback: snapshots, the judge, the guard
     "rollback/guard": "rollback: guard guard_ranks; checkpoint: guard_resume",
     "rollback/guarded_step": "rollback: guard guard_ranks; checkpoint: guard_resume",
@@ -76,7 +76,8 @@ COVERED = {
     "rollback/snapshots": "rollback: storage snapshots; search: rollbacks; rollback: guard; checkpoint: guard_resume",
     # schedulers: what users construct
     "schedulers/ensemble": "schedulers: rates_without_knobs rates_table; ensemble: journal_of_a_run knobs ensemble",
-    "schedulers/onecycle": "ensemble: rounds golden; schedulers: against_torch rates_table; checkpoint: torch_states",
+    "schedulers/onecycle": "ensemble: rounds golden replicas; schedulers: against_torch rates_table; "
+    "checkpoint: torch_states",
     "schedulers/given_schedule": "schedulers: given_schedule peak",
     "schedulers/schedules": "schedulers: given_schedule rates_without_knobs rates_table added_groups; "
     "ensemble: journal_of_a_run",

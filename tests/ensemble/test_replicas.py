@@ -485,6 +485,20 @@ def _built_early(rank: int) -> float:
     return float(scheduler.get_last_lr()[0])
 
 
+def test_a_state_has_the_base_rate_and_is_equal_on_all_ranks() -> None:
+    states, bases, own = zip(*run_ranks(_saved_in_a_round, 2), strict=True)
+    assert states[0] == states[1] == bases[0] == bases[1]
+    assert own[0] != own[1]
+
+
+def _saved_in_a_round(rank: int) -> tuple[list[float], list[float], list[float]]:
+    _, scheduler = build(sync_every=4, spread=0.5)
+    scheduler.optimizer.step()
+    scheduler.step(1.0)
+    rows = scheduler.state_dict()["_last_lr"], scheduler.base_lrs_now, scheduler.get_last_lr()
+    return tuple([float(rate) for rate in row] for row in rows)  # type: ignore[return-value]
+
+
 def test_stepped_several_times_per_optimizer_step_with_the_same_loss() -> None:
     """As Accelerate does: rounds are counted by scheduler steps."""
     assert run_ranks(_accelerate_like, 2) == [[2, 4, 6, 8, 10]] * 2

@@ -230,7 +230,7 @@ def test_data_are_harder_if_they_stay_so_and_the_rollback_is_undone() -> None:
         found = one(state, t := t + 1, 8.0)
         state = found.state
     assert (found.action, found.slot, found.outcome) == (Action.TAKE_BACK, ASIDE, Outcome.HARDER_DATA)
-    assert state.slowed.rollbacks == 0
+    assert state.slowed.rollbacks == state.since_kept == 0
     for k in range(30):
         decision = after(state, t := t + LOOK, *[(1.0 if k % 4 else 8.0) + x for x in FINE[:LOOK]])
         assert decision.action in (Action.NOTHING, Action.KEEP), k

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdet.rule.constants import BLOCKS, FEWEST, Limits
+from hdet.rule.constants import BLOCKS, FEWEST, ROUNDS, Limits
 from hdet.rule.enums import Verdict
 from hdet.rule.judge import Block, LossHistory, judge
 from tests.rollback.loss_curves import EXPLOSIONS, KINDS, LossCurve, curve, exploding, harder, recorded
@@ -235,3 +235,16 @@ def test_every_block_makes_one_second_difference() -> None:
     for _ in range(3):
         memory, _ = judge(memory, [Block(1.0, 1), Block(2.0, 1)], falling=False)
     assert memory.latest == (2.0, 2.0)
+
+
+def test_a_leap_inside_a_round_is_seen_wherever_it_begins() -> None:
+    """Four high blocks among low ones: the median of the round is low."""
+    memory = LossHistory()
+    for number in range(20):
+        calm = [Block(1.0 + 0.01 * ((number + k) % 3), 1) for k in range(BLOCKS)]
+        memory, verdict = judge(memory, calm, falling=False, limits=ROUNDS)
+        assert verdict is Verdict.FINE
+    for begin in range(BLOCKS - FEWEST + 1):
+        losses = [9.0 if begin <= k < begin + FEWEST else 1.0 for k in range(BLOCKS)]
+        after, verdict = judge(memory, [Block(loss, 1) for loss in losses], falling=False, limits=ROUNDS)
+        assert (verdict, after.suspect_level) == (Verdict.DIVERGED, 9.0), begin

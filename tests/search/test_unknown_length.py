@@ -125,6 +125,18 @@ def test_it_falls_to_the_last_rate_of_a_schedule(total: int | None, steps: int) 
         run[2].step()
 
 
+def test_what_can_be_finished() -> None:
+    def scheduler(*arguments: Any) -> hdet.AutoScheduler:
+        return hdet.auto(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), *arguments)
+
+    assert scheduler().can_finish
+    assert scheduler(100).can_finish
+    given = scheduler(100, lambda t: 1.0)
+    assert not given.can_finish
+    with pytest.raises(hdet.ArgumentError, match="for runs without schedule="):
+        given.finish(5)
+
+
 @pytest.mark.parametrize("now", [0, 1, 2, 60])
 def test_finished_while_the_rate_rises(now: int) -> None:
     run = built(1e-3, None, momentum)
