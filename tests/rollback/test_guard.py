@@ -430,17 +430,6 @@ def test_once_a_step_was_heard_many_calls_without_one_are_fine() -> None:
     assert ran.watching.rollbacks == 0
 
 
-def test_a_run_that_begins_with_strange_losses_goes_on() -> None:
-    """There is nothing to roll back to yet, and the weights are finite."""
-    ran = Guarded()
-    with recorded() as caught:
-        for _ in range(8):
-            ran.optimizer.step()
-            ran.watching.step(math.nan)
-    assert caught
-    assert math.isfinite(ran.go(0, STEPS).final)
-
-
 @pytest.mark.parametrize("at", [120, 121, 122, 123])
 def test_one_loss_that_is_not_finite_is_no_fault_and_two_are(at: int) -> None:
     """One may be a metric's; two in a row are rolled back at once, and the next tells that the weights were good."""

@@ -284,6 +284,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda o: torchs.LambdaLR(o, broken(math.nan)),
         "finite and not below 0, but got nan at step 500; build it for the 1000 steps",
     ),
+    "negative lambda": (lambda o: torchs.LambdaLR(o, lambda t: -1.0), r"not below 0, but got -0\.\d* at step 0; build"),
     "nan rate": (lambda o: steps_of(o, 0.1, math.nan), "finite and not below 0, but got nan at step 2; build it for"),
     "negative rate": (lambda o: steps_of(o, -0.1), r"finite and not below 0, but got -0\.1 at step 1"),
     "too short": (
