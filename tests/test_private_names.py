@@ -71,6 +71,8 @@ NAMES = {
     ),
     "_load_optimizer_and_scheduler": Row("transformers.trainer", "no event tells from which folder training resumes"),
 }
+if not hasattr(lr_scheduler.LRScheduler, "_update_lr"):  # as in torch 2.6
+    del NAMES["_update_lr"]
 
 STANDARD = {"_asdict", "_fields", "_make", "_replace", "_getframe", "_value_"}
 """Documented in Python's own library."""

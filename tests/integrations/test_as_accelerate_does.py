@@ -68,13 +68,14 @@ def test_parameters_that_fsdp2_has_replaced(gives_loss: bool) -> None:
 
 
 def _sharded(rank: int, gives_loss: bool) -> float:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
+    from tests import sharded_nets  # makes FSDP2 of old torch run on a CPU
 
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
     scheduler = auto_on(optimizer, STEPS, model=model)
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    fully_shard(model, mesh=sharded_nets.mesh_of(2))
     optimizer.param_groups[0]["params"] = list(model.parameters())
     with quiet():
         return train(model, optimizer, scheduler, (batch_of(t) for t in range(STEPS)), gives_loss=gives_loss)

@@ -115,7 +115,10 @@ def test_a_copy_of_a_group_has_its_rate(schedule: Any) -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 - t / STEPS),
+        pytest.param(
+            lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 - t / STEPS),
+            marks=pytest.mark.skipif(torch.__version__ < "2.11", reason="LambdaLR of old torch leaves the group alone"),
+        ),
         lambda o: lr_scheduler.OneCycleLR(o, GUESS, STEPS),
     ],
 )
