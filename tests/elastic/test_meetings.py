@@ -219,6 +219,7 @@ def test_one_that_alone_misses_a_commit_heals(ensemble: Ensemble) -> None:
     assert rounds[missed + 1]["absent"] == []
 
 
+@pytest.mark.slow
 def test_a_sum_that_some_do_not_get_is_tried_again(ensemble: Ensemble) -> None:
     """The mean of the weights, the seventh sum, in the middle of which a connection is lost."""
     ensemble.lighthouse = Lighthouse(min_replicas=N, timeout=2.0)
@@ -230,6 +231,7 @@ def test_a_sum_that_some_do_not_get_is_tried_again(ensemble: Ensemble) -> None:
     assert all(not told["absent"] for told in rounds)
 
 
+@pytest.mark.slow
 def test_a_last_sum_that_some_do_not_get_counts_for_nobody(ensemble: Ensemble) -> None:
     """Without journals the mean is the last sum but for the one that confirms it: nobody commits alone."""
     ensemble.has_journals = False

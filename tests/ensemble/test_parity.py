@@ -26,8 +26,8 @@ def rates_of(kind: str, decay: str) -> list[float]:
 
 
 CASES = [
-    pytest.param(kind, auto_lr, decay, id=f"{kind}-{'auto' if auto_lr else 'plain'}-{decay}")
-    for kind in ("adam", "sgd")
+    pytest.param(kind, auto_lr, decay, id=f"{kind}-{'auto' if auto_lr else 'plain'}-{decay}", marks=marks)
+    for kind, marks in (("adam", ()), ("sgd", pytest.mark.slow))
     for auto_lr, decay in (
         (False, "schedule"),
         (True, "schedule"),

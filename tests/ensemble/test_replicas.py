@@ -590,6 +590,7 @@ def _state_mid_round(rank: int) -> Any:
     return scheduler.state_dict() if rank != 1 else copy.deepcopy(scheduler.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["scheduler first", "optimizer first"])
 @pytest.mark.parametrize("decay", ["schedule", "exponential"])
 def test_resume_at_a_round_boundary_is_bit_for_bit(tmp_path: Path, order: str, decay: str) -> None:

@@ -88,6 +88,7 @@ def test_many_events_are_listed_from_both_ends(tmp_path: Path) -> None:
     assert listed[500].text == "2000 earlier events are not listed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader", "bytes_per_round"),
     [

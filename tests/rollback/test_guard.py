@@ -142,6 +142,7 @@ def noisy_run(seed: int, fault: str, guarded: bool) -> float:
         return (model(x) - y).square().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "seeds"), [("rate", (0, 1, 2)), ("sign", (0, 4, 5))])
 def test_what_was_reached_and_is_lost_is_put_back(fault: str, seeds: tuple[int, ...]) -> None:
     """A rate 30 times too high for ten steps, and a loss of the wrong sign for as many: a guard loses little more than
@@ -225,6 +226,7 @@ def test_the_factor_stays_if_asked() -> None:
     assert ran.watching.factor == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_the_factor_stays_where_it_happens_again_soon() -> None:
     ran, words = run({103: not_a_number, 123: not_a_number, 143: not_a_number}, recover=2, steps=400)
     assert sum("diverged" in text for text in words) == 3
@@ -233,6 +235,7 @@ def test_the_factor_stays_where_it_happens_again_soon() -> None:
     assert once.watching.factor == 1
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_far_too_high_is_lowered_for_good() -> None:
     def steep(parameters: Any) -> Optimizer:
         return SGD(parameters, lr=0.05, momentum=0.9)
@@ -657,6 +660,7 @@ def longer_run(change: str, guarded: bool, steps: int = 1200) -> tuple[float, hd
     return float(nn.functional.mse_loss(ran.model(x), y).detach()) if change == "harder" else ran.final, ran.guard
 
 
+@pytest.mark.slow
 def test_bad_data_are_left_out_and_the_rate_pays_nothing() -> None:
     with recorded() as caught:
         undisturbed, _ = longer_run("none", guarded=False)
@@ -669,6 +673,7 @@ def test_bad_data_are_left_out_and_the_rate_pays_nothing() -> None:
     assert "the data were bad around step 90" in str(caught[-1].message)
 
 
+@pytest.mark.slow
 def test_harder_data_cost_a_fiftieth_of_the_steps_at_most() -> None:
     with recorded() as caught:
         plain, _ = longer_run("harder", guarded=False)

@@ -102,6 +102,7 @@ def test_a_group_that_was_added_before_the_search_and_after_the_schedule() -> No
         assert len(hdet.auto(optimizer, schedule=made, total_steps=STEPS).state_dict()["schedule"]["peak_lrs"]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 50])
 @pytest.mark.parametrize("steps", [10, STEPS, 10**15])
 @pytest.mark.parametrize("peak", [0.0, 0.3, 1.0])

@@ -255,6 +255,7 @@ def _looked_ahead(rank: int, name: str) -> tuple[int, list[float]]:
     return state["peak"], state["peak_lrs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lambdas", "sequence"])
 def test_ranks_with_fifty_groups_agree(name: str) -> None:
     one, two = run_ranks(_looked_ahead, 2, name)

@@ -90,6 +90,7 @@ def ddp(rank: int, kind: str) -> tuple[list[list[float]], float, str]:
     return rates, final_loss(model), repr(scheduler.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
 def test_ranks_decide_alike_whoever_has_a_loss(kind: str) -> None:
     first, *others = run_ranks(ddp, 3, kind)
