@@ -51,11 +51,12 @@ def is_one_of(value: object, words: Collection[str | None]) -> bool:
 def items_of(value: Any) -> list[Any] | None:
     """The items of a list or of anything else that can be iterated over; None if there are none to be had.
 
-    A tensor or an array without dimensions says that it can be iterated over, and cannot.
+    A tensor or an array without dimensions says that it can be iterated over, and cannot; and so does what has items by
+    name.
     """
     try:
         return list(value)
-    except TypeError:
+    except (TypeError, KeyError):
         return None
 
 

@@ -39,7 +39,7 @@ class DisagreementError(HdetError, RuntimeError):
 
 class DivergedError(HdetError, RuntimeError):
     """No replica is left with a finite loss and finite weights, or a :class:`hdet.Guard` would roll back more than it
-    may. The weights are as they are: load an earlier checkpoint."""
+    may. Load an earlier checkpoint."""
 
 
 class LostReplicaError(HdetError, RuntimeError):

@@ -10,7 +10,6 @@ from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import items_of, must_be
 from hdet.errors import ArgumentError
@@ -23,16 +22,12 @@ _Value = TypeVar("_Value")
 def unwrapped(optimizer: Any) -> Any:
     """The optimizer of torch in a wrapper, which holds it as ``.optimizer``, or in several.
 
-    A wrapper need not call step hooks. Anything without an optimizer inside is returned as it is.
+    A wrapper need not call step hooks. Anything without an optimizer inside is returned as it is, and so is a
+    scheduler, which holds one but resets no gradients.
     """
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer) and not _is_scheduler(optimizer):
+    while hasattr(optimizer, "zero_grad") and isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
-
-
-def _is_scheduler(value: Any) -> bool:
-    """Whether something writes rates into an optimizer: it is no wrapper, though it holds one."""
-    return isinstance(value, LRScheduler) or hasattr(value, "get_last_lr")
 
 
 def as_one(optimizers: Any) -> Optimizer:
@@ -105,13 +100,15 @@ def added_groups(optimizer: Optimizer, counts: Sequence[int]) -> list[int]:
     A group is known by its optimizer and by its place in it: one that is added to the first of two optimizers stands
     before all groups of the second. Raises if groups were removed.
     """
-    for part, now, known in zip(parts_of(optimizer), group_counts(optimizer), counts, strict=True):
+    rows = []
+    for part, known in zip(parts_of(optimizer), counts, strict=True):
+        now = len(part.param_groups)
         if now < known:
             raise ArgumentError(
                 f"a parameter group that hdet knows must stay, but this {type(part).__name__} has {now} and had "
                 f"{known}; freeze its parameters instead, by requires_grad_(False), or build a new scheduler"
             )
-    rows = [g >= known for now, known in zip(group_counts(optimizer), counts, strict=True) for g in range(now)]
+        rows += [g >= known for g in range(now)]
     return [g for g, is_new in enumerate(rows) if is_new]
 
 

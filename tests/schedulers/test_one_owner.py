@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
-from tests.problems import batch_of, final_loss, loss_of, network
+from tests.problems import final_loss, network, train
 
 STEPS = 100
 Built = tuple[torch.nn.Sequential, torch.optim.Optimizer]
@@ -22,17 +22,10 @@ def built(lr: float = 1e-4) -> Built:
     return model, torch.optim.Adam([{"params": [p]} for p in model.parameters()], lr=lr)
 
 
-def trained(run: Built, *schedulers: hdet.AutoScheduler, steps: range = range(STEPS)) -> float:
-    """Train by schedulers that are all stepped, and say how good the model is."""
-    model, optimizer = run
-    for t in steps:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch_of(t))
-        loss.backward()
-        optimizer.step()
-        for scheduler in schedulers:
-            scheduler.step(loss.detach())
-    return final_loss(model)
+def trained(run: Built, scheduler: Any, steps: range = range(STEPS)) -> float:
+    """Train, and say how good the model is."""
+    train(*run, scheduler, steps)
+    return final_loss(run[0])
 
 
 def test_the_last_search_has_the_optimizer_whatever_became_of_the_one_before() -> None:
@@ -75,10 +68,18 @@ def test_a_search_goes_on_if_the_later_one_was_given_up() -> None:
     ],
     ids=["auto", "auto of several", "OneCycleLR", "Ensemble", "Guard"],
 )
-@pytest.mark.parametrize("kind", ["torch's", "hdet's"])
-def test_a_scheduler_is_no_optimizer(build: Callable[[Any, Any], Any], kind: str) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda optimizer: CosineAnnealingLR(optimizer, STEPS),
+        lambda optimizer: hdet.auto(optimizer, STEPS),
+        hdet.Ensemble,
+    ],
+    ids=["torch's", "auto's", "an Ensemble"],
+)
+def test_a_scheduler_is_no_optimizer(build: Callable[[Any, Any], Any], made: Callable[[Any], Any]) -> None:
     model, optimizer = built()
-    scheduler = CosineAnnealingLR(optimizer, STEPS) if kind == "torch's" else hdet.auto(optimizer, STEPS)
+    scheduler = made(optimizer)
     with pytest.raises(
         (hdet.ArgumentError, TypeError),
         match=f"optimizer.*{type(scheduler).__name__}|{type(scheduler).__name__}.*Optimizer",
@@ -128,6 +129,6 @@ def test_as_printed_leaves_a_group_at_rate_zero_there() -> None:
     before = first.detach().clone()
     arguments: dict[str, Any] = {"sync_every": 5, "auto_lr": hdet.AsPrinted()}
     scheduler = hdet.OneCycleLR(optimizer, [0.0, *[0.01] * 3], STEPS, **arguments)
-    trained(run, scheduler)  # type: ignore[arg-type]
+    trained(run, scheduler)
     assert torch.equal(first, before)
     assert optimizer.param_groups[0]["lr"] == 0 < optimizer.param_groups[1]["lr"]

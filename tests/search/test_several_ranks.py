@@ -22,6 +22,7 @@ from tests.problems import (
     network,
     recorded,
     said,
+    train,
     weights_of,
 )
 from tests.processes import error_of, run_ranks
@@ -29,15 +30,6 @@ from tests.setup_runs import FACES, fixed_loss, searching
 
 STEPS = 160
 GUESS = 1e-4
-
-
-def _steps(ddp: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> None:
-    for t in steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, batch_of(t))
-        loss.backward()
-        optimizer.step()
-        scheduler.step(loss.detach())
 
 
 KINDS = ("all", "rank 0 alone", "NaN on one", "infinite on one", "late", "none")
@@ -115,7 +107,7 @@ def _counts_all_reduces(rank: int) -> tuple[int, bool]:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
     scheduler = hdet.auto(optimizer, total_steps=100)
-    _steps(ddp, optimizer, scheduler, range(7))
+    train(ddp, optimizer, scheduler, range(7))
     before = [p.detach().clone() for p in model.parameters()]
     real, calls = dist.all_reduce, 0
 
