@@ -2,12 +2,14 @@
 
     python lab/experiments/rehearsal.py --split dev --seconds 500               # on a GPU; goes on where it stopped
     python lab/experiments/rehearsal.py --split test --log "final table"        # twice at most
-    python lab/experiments/rehearsal.py --table                                 # the table of docs/algoperf.md
+    python lab/experiments/rehearsal.py --variants --seconds 300                # of the entry, on dev alone
+    python lab/experiments/rehearsal.py --table                                 # the tables of docs/algoperf.md
     python lab/experiments/rehearsal.py --split dev --quick --synthetic --results FOLDER    # two cores, no data
 
 All methods are kinds of Adam and train each workload for its budget of steps, three studies each. The target is set as
-the benchmark sets its own: NAdamW with 40 settings at three quarters of the budget, the best of them on two seeds, and
-the median of its validation loss over three other seeds. Evaluations are at 40 points of the budget.
+the benchmark sets its own: NAdamW with 40 settings at three quarters of the budget, one run each, and of the best
+setting the median validation loss over three other seeds. Evaluations are at 40 points of the budget. Other people's
+packages are optional: see `real_lr.py`; AdEMAMix is that of pytorch_optimizer.
 """
 
 from __future__ import annotations
@@ -16,32 +18,31 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import checkout  # noqa: F401 - so that lab is found
 import torch
-from auto_runs import AutoRuns, Run
+from entries import ENTRIES, FREE_ENTRIES, SUBMITTED, names
+from entries import trained as trained_entries
 from provenance import commit, library, versions
 from real.bench import Bench, evaluated_at
 from real.calibrated import GRID, Setting, trained
 from real.ledger import log_test_run, save
-from real.peers import PEERS, Place, Switched, missing
+from real.peers import PEERS, Method, Place, Stepped, Switched, missing
 from real.problems.made import speech
 from real.together import run_together
 from real.workloads import WORKLOADS, Workload
 from real_lr import Cut, tidy
-from shapes import onecycle
+from shapes import onecycle, warmed
 from stacked import Supply
 
 from lab.algoperf.score import ratios, score, time_to_target
 
 RESULTS = Path(__file__).parent / "results" / "algoperf"
-GUESS = 1e-6
-"""The rate from which `submission.py` begins, whatever the workload."""
-SEEDS, CHOOSING = (0, 1, 2), (1000, 1001)
+SEEDS, CHOOSING = (0, 1, 2), (1000,)
 EVALUATIONS = 40
 TARGET_SHARE = 0.75
 """Of the budget: the runs that set the target may use no more, as in the benchmark."""
@@ -63,31 +64,26 @@ SPLITS = {"dev": list(STANDS_FOR)[:4], "test": list(STANDS_FOR)[4:]}
 """Decision 036: what is made faster is chosen on dev alone."""
 BASELINE = Setting(True, 0.0017486387539278373, 0.02, (1 - 0.06733926164, 0.9955159689799007), 0.08121616522670176)
 """That of the benchmark's own self-tuning baseline."""
-
-Curves = list[list[float]]
-"""[seed][evaluation]"""
+ADEMAMIX = Setting(False, 2e-3, 0.02, (0.8, 0.995), 0.1)
+"""That of the submission, beside what `ademamix` has."""
 
 
 class Row(NamedTuple):
-    """A method of the table."""
+    """A method of the table, and the package that it comes from."""
 
     label: str
-    run: Callable[[Bench], Curves]
     package: str = "torch"
 
 
-def _hdet(bench: Bench) -> Curves:
-    stack = bench.stack(1)
-    runs = AutoRuns(stack, bench.update(stack), [[Run(bench.steps, GUESS)] for _ in bench.seeds])
-    return bench.train(stack, runs.train_step(bench.supply.batches, bench.graph), runs.end_rounds)[0][0]
-
-
-def _setting(setting: Setting) -> Callable[[Bench], Curves]:
-    return lambda bench: trained(bench, [setting])[0][0]
-
-
-def _peer(name: str) -> Callable[[Bench], Curves]:
-    return lambda bench: run_together(bench, [], onecycle(bench.steps), [name]).others[name][0]
+CALIBRATED = {"nadamw": BASELINE, "adamw": BASELINE._replace(nesterov=False)}
+ROWS = {
+    "hdet": Row(f"**`hdet.auto` from 1e-6, {SUBMITTED.label}**"),
+    "nadamw": Row("NAdamW, the benchmark's baseline"),
+    "adamw": Row("AdamW, the same setting"),
+    "schedulefree-v2": Row("Schedule-Free AdamW v2, as submitted", "schedulefree"),
+    "ademamix": Row("AdEMAMix, as submitted", "pytorch_optimizer"),
+    "prodigyplus": Row("Prodigy with Schedule-Free"),
+}
 
 
 def schedule_free_v2(place: Place) -> Switched:
@@ -99,13 +95,44 @@ def schedule_free_v2(place: Place) -> Switched:
     return Switched(place, [AdamWScheduleFree(place.seeds(0), **how)])
 
 
-ROWS = {
-    "hdet": Row("**AdamW, `hdet.auto` from 1e-6**", _hdet),
-    "nadamw": Row("NAdamW, the benchmark's baseline", _setting(BASELINE)),
-    "adamw": Row("AdamW, the same setting", _setting(BASELINE._replace(nesterov=False))),
-    "schedulefree-v2": Row("Schedule-Free AdamW v2, as submitted", _peer("schedulefree-v2"), "schedulefree"),
-    "prodigyplus": Row("Prodigy with Schedule-Free", _peer("prodigyplus")),
+class AdEMAMix(Stepped):
+    """AdEMAMix with the settings of its submission: each run's gradient is clipped, the rate falls as a cosine.
+
+    Its alpha and slow momentum rise over 500,000 steps, some five times the length of a workload; so they do here.
+    """
+
+    CLIP, ALPHA, SLOW, RISE = 0.5, 8.0, 0.9995, 5.0
+
+    def __init__(self, place: Place) -> None:
+        steps = place.bench.steps
+        super().__init__(
+            place,
+            [
+                import_module("pytorch_optimizer").AdEMAMix(
+                    place.seeds(0),
+                    betas=(*ADEMAMIX.betas, self.SLOW),
+                    weight_decay=ADEMAMIX.decay,
+                    weight_decouple=True,
+                    alpha=self.ALPHA,
+                    t_alpha_beta3=self.RISE * steps,
+                    foreach=False,
+                )
+            ],
+        )
+        self._rates = iter((ADEMAMIX.rate * warmed(steps, ADEMAMIX.warm_up)).tolist())
+
+    def step(self) -> None:
+        gradients = self.place.gradients
+        gradients.mul_((self.CLIP / (gradients.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0))
+        self._optimizers[0].param_groups[0]["lr"] = next(self._rates)
+        super().step()
+
+
+OTHERS = {
+    "schedulefree-v2": Method("schedulefree", schedule_free_v2),
+    "ademamix": Method("pytorch_optimizer", AdEMAMix),
 }
+"""Peers of this table alone."""
 
 
 class Study:
@@ -124,25 +151,20 @@ class Study:
         content: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
         head = {"steps": self._steps, "seeds": [*self._seeds], "synthetic": given.synthetic}
         self.content = content if content.get("arguments") == head else {"arguments": head, "curves": {}}
+        self._supplies: dict[tuple[int, ...], Supply] = {}
 
-    def bench(self, seeds: Sequence[int], steps: int) -> Bench:
+    def bench(self, seeds: Sequence[int], steps: int, evaluations: int = EVALUATIONS) -> Bench:
         given = self._given
         task = self.workload.task(synthetic=given.synthetic)
-        cut = Cut(task, 8) if given.quick else task
-        supply = Supply(cut, seeds, steps, given.device)
-        return Bench(cut, "adamw", 1e-3, steps, seeds, supply, given.device, True, 4 if given.quick else EVALUATIONS)
+        cut, seeds = Cut(task, 8) if given.quick else task, tuple(seeds)
+        if seeds not in self._supplies:
+            self._supplies[seeds] = Supply(cut, seeds, self._steps, given.device)
+        evaluations = min(evaluations, 4) if given.quick else evaluations
+        return Bench(cut, "adamw", 1e-3, steps, seeds, self._supplies[seeds], given.device, True, evaluations)
 
     def run(self, until: float) -> None:
         """The target, the oracle, then the rows that the file lacks, as long as there is time."""
-        own, settings = self.content, [one for one in GRID if one.nesterov]
-        parts: dict[str, Callable[[], None]] = {}
-        if "target" not in own:
-            parts["target"] = lambda: self._set_target(settings[::20] if self._given.quick else settings)
-        rows = {**{name: row.run for name, row in ROWS.items() if missing(row.package) is None}, ORACLE: self._oracle}
-        for name, run in rows.items():
-            stored = own["curves"].get(name)
-            if stored is None or (name == "hdet" and self._given.again and own.get("library") != library()):
-                parts[name] = lambda name=name, run=run: self._add(name, run)  # type: ignore[misc]
+        parts = self._variants() if self._given.variants else self._missing()
         if parts and self.workload.name in SPLITS["test"] and not self._given.synthetic:
             log_test_run(self._given.results, self.workload.name, parts, self._given.log)
         for name, part in parts.items():
@@ -150,33 +172,76 @@ class Study:
                 return
             began = time.perf_counter()
             part()
-            own |= {"commit": commit(), "versions": versions(self._given.device)}
-            save(self._path, own)
+            self.content |= {"commit": commit(), "versions": versions(self._given.device)}
+            save(self._path, self.content)
             tidy()
             print(f"{self.workload.name} {name}: {time.perf_counter() - began:.1f} s", flush=True)
 
-    def _add(self, name: str, run: Callable[[Bench], Curves]) -> None:
+    def _missing(self) -> dict[str, Callable[[], None]]:
+        curves, again = self.content["curves"], self._given.again
+        peers = [name for name in (*OTHERS, "prodigyplus") if missing(PEERS[name].package) is None]
+        parts: dict[str, Callable[[], None]] = {}
+        if "target" not in self.content:
+            parts["target"] = self._set_target
+        if "hdet" not in curves or (again and self.content.get("library") != self._provenance()):
+            parts["hdet"] = self._run_entry
+        if not CALIBRATED.keys() <= curves.keys():
+            parts["calibrated"] = self._run_calibrated
+        if left := [name for name in peers if name not in curves]:
+            parts["peers"] = lambda: self._run_peers(left)
+        if ORACLE not in curves:
+            parts["oracle"] = self._run_oracle
+        return parts
+
+    def _whole(self) -> Bench:
         bench = self.bench(self._seeds, self._steps)
-        self.content["curves"][name] = run(bench)
         self.content["evaluated"] = evaluated_at(self._steps, bench.evaluations)
-        if name == "hdet":
-            self.content["library"] = library()
+        return bench
 
-    def _set_target(self, settings: Sequence[Setting]) -> None:
-        steps = round(TARGET_SHARE * self._steps)
-        choosing = replace(self.bench(CHOOSING[: len(self._seeds)], steps), evaluations=1)
-        finals = [fmean(curve[-1] for curve in rows) for rows in trained(choosing, settings)[0]]
-        best = settings[min(range(len(settings)), key=lambda number: _or_infinite(finals[number]))]
-        fresh = trained(replace(self.bench(self._seeds, steps), evaluations=1), [best])[0][0]
-        self.content["target"] = {"loss": median(curve[-1] for curve in fresh), "setting": best._asdict()}
+    @staticmethod
+    def _provenance() -> dict[str, Any]:
+        """What the entry's curves depend on."""
+        return {"library": library(), "entry": SUBMITTED.label}
 
-    def _oracle(self, bench: Bench) -> Curves:
+    def _run_entry(self) -> None:
+        curves = trained_entries(self._whole(), {"hdet": SUBMITTED})
+        self.content["curves"]["hdet"] = curves[names({"hdet": SUBMITTED})[-1]]
+        self.content["library"] = self._provenance()
+
+    def _run_calibrated(self) -> None:
+        curves = trained(self._whole(), list(CALIBRATED.values()))[0]
+        self.content["curves"].update(zip(CALIBRATED, curves, strict=True))
+
+    def _run_peers(self, methods: Sequence[str]) -> None:
+        together = run_together(self._whole(), [], onecycle(self._steps), methods)
+        self.content["curves"].update({name: columns[0] for name, columns in together.others.items()})
+        if together.broken:
+            self.content["broken"] = together.broken
+
+    def _run_oracle(self) -> None:
         peaks = [1e-3 * 2.0**i for i in ((0,) if self._given.quick else range(-5, 8))]
-        choosing = replace(self.bench(CHOOSING[: len(self._seeds)], self._steps), evaluations=1)
+        choosing = self.bench(CHOOSING, self._steps, 1)
         swept = run_together(choosing, peaks, onecycle(self._steps)).own
         best = min(range(len(peaks)), key=lambda number: _or_infinite(fmean(curve[-1] for curve in swept[number])))
         self.content["oracle"] = {"rate": peaks[best], "on_edge": best in (0, len(peaks) - 1)}
-        return run_together(bench, [peaks[best]], onecycle(self._steps)).own[0]
+        self.content["curves"][ORACLE] = run_together(self._whole(), [peaks[best]], onecycle(self._steps)).own[0]
+
+    def _set_target(self) -> None:
+        steps, settings = round(TARGET_SHARE * self._steps), [one for one in GRID if one.nesterov]
+        settings = settings[::20] if self._given.quick else settings
+        finals = [rows[0][-1] for rows in trained(self.bench(CHOOSING, steps, 1), settings)[0]]
+        best = settings[min(range(len(settings)), key=lambda number: _or_infinite(finals[number]))]
+        fresh = trained(self.bench(self._seeds, steps, 1), [best])[0][0]
+        self.content["target"] = {"loss": median(curve[-1] for curve in fresh), "setting": best._asdict()}
+
+    def _variants(self) -> dict[str, Callable[[], None]]:
+        """All entries that were considered, beside the submitted one."""
+        stored = self.content.setdefault("variants", {})
+        return {
+            group: lambda entries=entries: stored.update(trained_entries(self._whole(), entries))  # type: ignore[misc]
+            for group, entries in {"variants": ENTRIES, "variants, Schedule-Free": FREE_ENTRIES}.items()
+            if not set(names(entries)) <= stored.keys()
+        }
 
 
 def _or_infinite(value: float) -> float:
@@ -239,6 +304,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so many seconds")
     parser.add_argument("--again", action="store_true", help="run hdet again if it has changed")
     parser.add_argument("--log", default="", help="why test is run; needed for it")
+    parser.add_argument("--variants", action="store_true", help="run what the entry may be instead, on dev")
     parser.add_argument("--table", action="store_true", help="print the table of what the files have")
     parser.add_argument("--cost", type=float, default=1.0, help="of a step with hdet over one without, for the table")
     parser.add_argument("--quick", action="store_true")
@@ -249,11 +315,13 @@ def main(words: list[str] | None = None) -> None:
         contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
         print(table(contents, {"hdet": given.cost}))
         return
+    if given.variants and given.split == "test":
+        parser.error("--variants are chosen on dev alone")
     if given.split == "test" and not given.synthetic and not given.log:
         parser.error('workloads of test are run for a reason, which is logged: add --log "why"')
     given.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
-    PEERS["schedulefree-v2"] = PEERS["radamfree"]._replace(build=schedule_free_v2)
+    PEERS.update(OTHERS)
     until = time.time() + given.seconds
     for name in SPLITS[given.split]:
         Study(SPEECH if name == SPEECH.name else WORKLOADS[name], given).run(until)
