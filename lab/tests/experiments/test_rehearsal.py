@@ -75,7 +75,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
     rehearsal.main([*words, "--seconds", "0"])
     assert not list(tmp_path.iterdir())
     arguments = rehearsal.argparse.Namespace(
-        quick=True, synthetic=True, again=False, results=tmp_path, device=torch.device("cpu"), log=""
+        quick=True, synthetic=True, again=False, variants=False, results=tmp_path, device=torch.device("cpu"), log=""
     )
     workload = rehearsal.WORKLOADS["movielens-factors"]
     rehearsal.Study(workload, arguments).run(float("inf"))
