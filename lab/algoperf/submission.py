@@ -1,9 +1,9 @@
-"""hdet as a submission to AlgoPerf's self-tuning ruleset: AdamW, whose learning rate `hdet.auto` finds in the run.
+"""hdet as a submission to AlgoPerf's self-tuning ruleset: NAdamW, whose learning rate `hdet.auto` finds in the run.
 
-The functions have the names and arguments of the benchmark's interface (its algoperf/spec.py). Nothing here depends on
-the workload but the number of steps that its rules give to every submission (`workload.step_hint`), and the batch
-sizes, which the rules let a submission choose. The same file runs on one device, under the benchmark's DataParallel and
-under DDP.
+Averages of the weights are evaluated; `training.py` has them, the optimizer and the schedule. The functions have the
+names and arguments of the benchmark's interface (its algoperf/spec.py). Nothing here depends on the workload but
+the number of steps that its rules give to every submission (`workload.step_hint`), and the batch sizes, which the rules
+let a submission choose. The same file runs on one device, under the benchmark's DataParallel and under DDP.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from algoperf import spec
 from algoperf.pytorch_utils import pytorch_setup
 
 import hdet
+from lab.algoperf.training import BETAS, GUESS, WEIGHT_DECAY, Average, NAdamW, share_of
 
 USE_DDP = pytorch_setup()[0]
-GUESS = 1e-6
-"""The search begins here. It is far below any rate that trains, so it says nothing about a workload."""
-BETAS = (0.9, 0.999)
-WEIGHT_DECAY = 0.05
 BATCH_SIZES = {
     "cifar": 128,
     "criteo1tb": 262_144,
@@ -58,11 +55,13 @@ def init_optimizer_state(
     hyperparameters: spec.Hyperparameters,
     rng: spec.RandomState,
 ) -> dict[str, Any]:
-    """The optimizer, its scheduler and the search's tensors: in the order in which a checkpoint has to be loaded."""
+    """The parts of training, in the order in which a checkpoint has to be loaded."""
     del model_state, hyperparameters, rng
-    optimizer = torch.optim.AdamW(model_params.parameters(), lr=GUESS, betas=BETAS, weight_decay=WEIGHT_DECAY)
-    scheduler = hdet.auto(optimizer, total_steps=workload.step_hint)
-    return {"optimizer": optimizer, "scheduler": scheduler, "search": SearchTensors(scheduler)}
+    steps = workload.step_hint
+    optimizer = NAdamW(model_params.parameters(), lr=GUESS, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    scheduler = hdet.auto(optimizer, schedule=lambda step: share_of(step, steps), total_steps=steps)
+    average = Average(model_params, steps)
+    return {"optimizer": optimizer, "scheduler": scheduler, "search": SearchTensors(scheduler), "average": average}
 
 
 def update_params(
@@ -83,9 +82,11 @@ def update_params(
     del current_params_types, hyperparameters, loss_type, eval_results, train_state
     if global_step >= workload.step_hint:
         raise spec.TrainingCompleteError  # the schedule has ended at a rate of 0
+    optimizer, scheduler, average = (optimizer_state[name] for name in ("optimizer", "scheduler", "average"))
+    average.hide()
     model = current_param_container
     model.train()
-    optimizer_state["optimizer"].zero_grad()
+    optimizer.zero_grad()
     outputs, model_state = workload.model_fn(
         params=model,
         augmented_and_preprocessed_input_batch=batch,
@@ -100,8 +101,10 @@ def update_params(
         total, examples = torch.distributed.nn.all_reduce(total), torch.distributed.nn.all_reduce(examples)
     loss = total / examples
     loss.backward()
-    optimizer_state["optimizer"].step()
-    optimizer_state["scheduler"].step(loss.detach())
+    optimizer.step()
+    scheduler.step(loss.detach())
+    if global_step % average.every == 0:
+        average.look(scheduler.found.rolled_back)
     return optimizer_state, model, model_state
 
 
@@ -117,8 +120,9 @@ def prepare_for_eval(
     global_step: int,
     rng: spec.RandomState,
 ) -> tuple[dict[str, Any], torch.nn.Module, spec.ModelAuxiliaryState]:
-    """The weights are evaluated as they are."""
+    """The averages are evaluated; the next step goes on from the weights that are trained."""
     del workload, current_params_types, hyperparameters, loss_type, eval_results, global_step, rng
+    optimizer_state["average"].show()
     return optimizer_state, current_param_container, model_state
 
 

@@ -85,11 +85,15 @@ class Bench:
     def weights(self) -> list[Tensor]:
         return list(self.model.parameters())
 
-    def begin(self, steps: int, auto: bool, **more: Any) -> tuple[torch.optim.AdamW, Any]:
+    @torch.no_grad()
+    def restart(self) -> None:
+        """The weights are as at first."""
+        for p, value in zip(self.weights, self.first, strict=True):
+            p.copy_(value)
+
+    def begin(self, steps: int, auto: bool, **more: Any) -> tuple[Any, Any]:
         """Weights as at first, a new optimizer and scheduler; with ``check_every`` a guard in the scheduler's place."""
-        with torch.no_grad():
-            for p, value in zip(self.weights, self.first, strict=True):
-                p.copy_(value)
+        self.restart()
         optimizer = torch.optim.AdamW(self.weights, lr=GUESS, fused=self.fused)
         if auto and "check_every" in more:
             return optimizer, hdet.Guard(optimizer, self.model, **more)
@@ -197,11 +201,11 @@ class Bench:
 
 
 def _advance(scheduler: Any, loss: Tensor) -> None:
-    """What is hdet's is given the loss."""
-    if isinstance(scheduler, hdet.AutoScheduler | hdet.Guard):
-        scheduler.step(loss)
-    else:
+    """What is not torch's is given the loss."""
+    if type(scheduler).__module__.startswith("torch."):
         scheduler.step()
+    else:
+        scheduler.step(loss)
 
 
 @contextmanager

@@ -61,7 +61,8 @@ class Run:
         searches: whether the rate is searched; if not, the schedule is followed at the guess.
         losses: whether ``scheduler.step(loss)`` is given losses. ``scheduler.step()`` alone is not: then the logarithms
             of gradients' sizes take their place.
-        shape: the schedule, by the number of steps. Its rise ends at 0.3 S - 1; a search holds it at 1.
+        shape: the schedule, by the number of steps. A search holds its rise at 1.
+        rise: the share of the run in which it rises.
         placebo: a control: coins say whether the gradients ask for as much as they can get or for nothing, and the
             losses are those of any round so far. A name for its random numbers; None: it sees what there is.
         ratios: factors on the rates of parameter groups, by their names; 1 for those that are not named. The rule sees
@@ -77,6 +78,7 @@ class Run:
         searches: bool = True,
         losses: bool = True,
         shape: Callable[[int], Factors] = trapezoid,
+        rise: float = PEAK,
         placebo: str | None = None,
         ratios: Mapping[str, float] | None = None,
         constants: Constants = DEFAULT,
@@ -93,7 +95,7 @@ class Run:
         """After which step, and what."""
         self.straight: list[tuple[float, ...]] = []
         """After each round until the schedule falls, the straightness of each parameter group's way."""
-        self._plain, self._peak = shape(steps), PEAK * steps - 1
+        self._plain, self._peak = shape(steps), rise * steps - 1
         self._held = np.where(np.arange(steps + 1) < self._peak, 1.0, self._plain)
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
         self._rounds: list[tuple[Block, ...]] = []

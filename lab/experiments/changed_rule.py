@@ -1,7 +1,9 @@
 """The rule with other constants on real data: final losses over OneCycle at its best rate, all in one stack.
 
     python lab/experiments/changed_rule.py --workloads dev,kin --change estimate_weight=0.3 prior_weight=0
+    python lab/experiments/changed_rule.py --workloads dev,kin --change rise=0.2,hold=0.3
 
+Beside the rule's constants, the shares of the run in which the schedule rises, and until which it is held, may change.
 One JSON line for each workload: ``[ratio, rate found over the best]`` of the rule as it is and with each change, from
 1/1000 of the best rate, geometric means over three seeds. ``--part 0/6``: every sixth workload, for processes side by
 side.
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from auto_runs import Run
 from real.workloads import WORKLOADS
-from shapes import onecycle
+from shapes import HOLD, PEAK, falling, onecycle
 from small import constants_of, middle
 from stacked import Supply
 
@@ -36,8 +38,7 @@ def compared(name: str, changes: Sequence[str], seeds: Sequence[int], device: to
 
     def columns() -> list[Run]:
         fixed = Run(problem.steps, problem.rate, searches=False, shape=onecycle)
-        guess = problem.rate * START
-        return [fixed, *(Run(problem.steps, guess, constants=constants_of(change)) for change in changes)]
+        return [fixed, *(_run(problem.steps, problem.rate * START, change) for change in changes)]
 
     runs = [columns() for _ in seeds]
     _, finals = losses_of(problem, task, seeds, supply, runs, device, graph=device.type == "cuda")
@@ -51,6 +52,13 @@ def compared(name: str, changes: Sequence[str], seeds: Sequence[int], device: to
         change: [score(finals[k]) / score(finals[0]), middle(row[k].found for row in runs) / problem.rate]
         for k, change in enumerate(changes, 1)
     }
+
+
+def _run(steps: int, guess: float, change: str) -> Run:
+    pairs = dict(pair.split("=") for pair in change.split(",") if pair)
+    rise, hold = (float(pairs.pop(name, usual)) for name, usual in (("rise", PEAK), ("hold", HOLD)))
+    constants = constants_of(",".join(f"{name}={value}" for name, value in pairs.items()))
+    return Run(steps, guess, rise=rise, shape=falling(hold), constants=constants)
 
 
 def part_of(workloads: str, part: str, splits: Sequence[str] = ("dev", "kin", "seen")) -> list[str]:

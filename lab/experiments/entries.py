@@ -14,31 +14,40 @@ import torch
 from auto_runs import AutoRuns, Run
 from real.bench import Bench
 from real.calibrated import Calibrated, Setting
-from shapes import PEAK, Factors, held, trapezoid
+from shapes import PEAK, Factors, falling, trapezoid
 from torch import Tensor
 
-GUESS = 1e-6
-"""The rate from which `submission.py` begins, whatever the workload."""
+from lab.algoperf.training import AVERAGED, BETAS, GUESS, RISE, WEIGHT_DECAY, share_of
 
 Curves = list[list[float]]
 """[seed][evaluation]"""
 
 
-def falling(hold: float, until: float) -> Callable[[int], Factors]:
-    """A trapezoid that is held until a share of the run and ends at another; then its rate is nearly 0.
+def submitted(steps: int) -> Factors:
+    """The schedule of `submission.py`.
 
-    >>> falling(0.6, 1.0)(10).round(3).tolist() == trapezoid(10).round(3).tolist()
+    >>> np.allclose(submitted(100)[20:], falling(0.3)(100)[20:])
     True
-    >>> falling(0.4, 0.8)(10).round(3).tolist()
-    [0.04, 0.52, 1.0, 1.0, 0.5, 0.293, 0.134, 0.0, 0.0, 0.0, 0.0]
     """
+    return np.array([share_of(t, steps) for t in range(steps + 1)])
 
-    def shape(steps: int) -> Factors:
-        end = round(until * steps)
-        fall = np.append(held(end, hold * steps - 1), np.full(steps - end, 1e-6))
-        return np.where(np.arange(steps + 1) <= PEAK * steps - 1, trapezoid(steps), fall)
 
-    return shape
+def linear(hold: float) -> Callable[[int], Factors]:
+    """Held until a share of the run, then down along a line.
+
+    >>> linear(0.4)(5).round(3).tolist()
+    [1.0, 1.0, 0.667, 0.333, 0.0, 0.0]
+    """
+    return lambda steps: 1 - np.clip((np.arange(steps + 1.0) - hold * steps + 1) / (steps - hold * steps), 0, 1 - 1e-6)
+
+
+def cosine(hold: float) -> Callable[[int], Factors]:
+    """Held until a share of the run, then down as a cosine.
+
+    >>> cosine(0.4)(5).round(3).tolist()
+    [1.0, 1.0, 0.75, 0.25, 0.0, 0.0]
+    """
+    return lambda steps: np.cos(np.pi / 2 * (1 - linear(hold)(steps))) ** 2
 
 
 def constant(steps: int) -> Factors:
@@ -128,6 +137,8 @@ class Entry(NamedTuple):
     setting: Setting
     """Its rate and warm-up are not used."""
     shape: Callable[[int], Factors] = trapezoid
+    rise: float = PEAK
+    """The share of the run in which the search climbs."""
     ratios: Mapping[str, float] | None = None
     """Factors on the rates of parameter groups."""
     averages: tuple[float, ...] = ()
@@ -135,24 +146,37 @@ class Entry(NamedTuple):
     is_schedule_free: bool = False
 
 
-NADAMW = Setting(True, 0.0, 0.0, (1 - 0.06733926164, 0.9955159689799007), 0.08121616522670176)
-"""The momenta and the decay of the benchmark's own self-tuning baseline."""
-AVERAGES = (0.01, 0.04)
+NADAMW = Setting(True, 0.0, 0.0, BETAS, WEIGHT_DECAY)
+_LESS = NADAMW._replace(betas=(0.9, 0.99))
+_AVERAGES = (0.04, 0.08)
 ENTRIES = {
-    "adamw": Entry("AdamW, decay 0.05", Setting(False, 0.0, 0.0, (0.9, 0.999), 0.05), averages=AVERAGES),
-    "nadamw": Entry("NAdamW", NADAMW, averages=AVERAGES),
-    "nadamw-99": Entry("NAdamW, betas 0.9 and 0.99", NADAMW._replace(betas=(0.9, 0.99)), averages=AVERAGES),
-    "nadamw-85": Entry("NAdamW, held to 0.5, down at 0.85", NADAMW, falling(0.5, 0.85), averages=AVERAGES),
-    "nadamw-30": Entry("NAdamW, held to 0.3, down at the end", NADAMW, falling(0.3, 1.0), averages=AVERAGES),
-    "nadamw-30-85": Entry("NAdamW, held to 0.3, down at 0.85", NADAMW, falling(0.3, 0.85), averages=AVERAGES),
-    "nadamw-embedding": Entry("NAdamW, embeddings three times", NADAMW, ratios={"embedding": 3.0}, averages=AVERAGES),
+    "hold-30": Entry("held to 0.3", NADAMW, falling(0.3), averages=_AVERAGES),
+    "hold-45": Entry("held to 0.45", NADAMW, falling(0.45), averages=_AVERAGES),
+    "climb-20": Entry("climb to 0.2", NADAMW, falling(0.2), 0.2, averages=_AVERAGES),
+    "climb-20-hold-30": Entry("climb to 0.2, held to 0.3", NADAMW, falling(0.3), 0.2, averages=_AVERAGES),
+    "climb-10": Entry("climb to 0.1", NADAMW, falling(0.1), 0.1, averages=_AVERAGES),
+    "climb-10-hold-30": Entry("climb to 0.1, held to 0.3", NADAMW, falling(0.3), 0.1, averages=_AVERAGES),
+    "hold-30-99": Entry("held to 0.3, betas 0.9 and 0.99", _LESS, falling(0.3), averages=_AVERAGES),
+    "hold-30-linear": Entry("held to 0.3, down along a line", NADAMW, linear(0.3), averages=_AVERAGES),
+    "hold-30-cosine": Entry("held to 0.3, down as a cosine", NADAMW, cosine(0.3), averages=_AVERAGES),
+    "hold-30-embedding": Entry(
+        "held to 0.3, embeddings three times", NADAMW, falling(0.3), ratios={"embedding": 3.0}, averages=_AVERAGES
+    ),
+    "hold-30-adamw": Entry("AdamW, held to 0.3", NADAMW._replace(nesterov=False), falling(0.3), averages=_AVERAGES),
+    "hold-30-95": Entry("held to 0.3, down at 0.95", NADAMW, falling(0.3, 0.95), averages=_AVERAGES),
 }
 """What was considered, each with its averages."""
+_FREE = NADAMW._replace(betas=(0.9, NADAMW.betas[1]))
 FREE_ENTRIES = {
-    "free": Entry("Schedule-Free", NADAMW, constant, is_schedule_free=True),
-    "free-9": Entry("Schedule-Free, beta 0.9", NADAMW._replace(betas=(0.9, 0.9955)), constant, is_schedule_free=True),
+    "free-10": Entry("Schedule-Free, climb to 0.1", _FREE, constant, 0.1, is_schedule_free=True),
+    "free-20": Entry("Schedule-Free, climb to 0.2", _FREE, constant, 0.2, is_schedule_free=True),
+    "free-95": Entry("Schedule-Free, beta 0.95", _FREE._replace(betas=(0.95, 0.9955)), constant, is_schedule_free=True),
+    "free-falling": Entry("Schedule-Free, held to 0.3", _FREE, falling(0.3), is_schedule_free=True),
+    "free-falling-20": Entry("Schedule-Free, climb to 0.2", _FREE, falling(0.2), 0.2, is_schedule_free=True),
+    "free-decay": Entry("Schedule-Free, decay 0.02", _FREE._replace(decay=0.02), constant, is_schedule_free=True),
 }
-SUBMITTED = ENTRIES["adamw"]
+SUBMITTED = Entry("NAdamW, averaged weights", NADAMW, submitted, RISE, averages=(AVERAGED,))
+"""What `submission.py` does."""
 
 
 def names(entries: Mapping[str, Entry]) -> list[str]:
@@ -172,7 +196,10 @@ def trained(bench: Bench, entries: Mapping[str, Entry]) -> dict[str, Curves]:
     settings = [one.setting for one in rows]
     free = ScheduleFree(stack.theta, settings) if rows[0].is_schedule_free else None
     optimizer = Calibrated(stack.theta, settings) if free is None else free
-    run = [[Run(bench.steps, GUESS, shape=one.shape, ratios=one.ratios) for one in rows] for _ in bench.seeds]
+    run = [
+        [Run(bench.steps, GUESS, shape=one.shape, rise=one.rise, ratios=one.ratios) for one in rows]
+        for _ in bench.seeds
+    ]
     runs = AutoRuns(stack, optimizer, run)
     step = runs.train_step(bench.supply.batches, bench.graph)
     pairs = [(column, share * bench.steps) for column, one in enumerate(rows) for share in one.averages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -49,6 +50,22 @@ def held(steps: int, top: float) -> Factors:
     """
     part = np.clip((np.arange(steps + 1.0) - top) / (steps - 1 - top), 0, 1)
     return _END + (1 - _END) * (1 - np.sqrt(part))
+
+
+def falling(hold: float, until: float = 1.0) -> Callable[[int], Factors]:
+    """Held until a share of the run, down by 1 - sqrt until another; then the rate is nearly 0.
+
+    >>> falling(0.6)(10).round(3).tolist() == [1.0] * 6 + trapezoid(10)[6:].round(3).tolist()
+    True
+    >>> falling(0.4, 0.8)(10).round(3).tolist()
+    [1.0, 1.0, 1.0, 1.0, 0.5, 0.293, 0.134, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def shape(steps: int) -> Factors:
+        end = round(until * steps)
+        return np.append(held(end, hold * steps - 1), np.full(steps - end, 1e-6))
+
+    return shape
 
 
 def warmed(steps: int, share: float) -> Factors:

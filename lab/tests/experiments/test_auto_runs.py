@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from auto_runs import AutoRuns, Run
-from shapes import Factors, onecycle, trapezoid
+from entries import NADAMW, submitted
+from real.calibrated import Calibrated
+from shapes import PEAK, Factors, onecycle, trapezoid
 from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR
@@ -23,6 +25,7 @@ from hdet.rule.enums import Action, Phase
 from hdet.rule.judge import blocks_of
 from hdet.search.measure import Measure
 from hdet.search.steps import Steps
+from lab.algoperf.training import BETAS, RISE, WEIGHT_DECAY, NAdamW, share_of
 from lab.tests.experiments.small_tasks import CPU, small
 
 STEPS, SEED = 150, 2
@@ -31,10 +34,15 @@ SOON = Limits(lost=0.0, noise=0.1)
 OPTIMIZERS: dict[str, tuple[Callable[[Tensor], Optimizer], Callable[..., torch.optim.Optimizer]]] = {
     "adam": (Adam, torch.optim.Adam),
     "momentum": (Momentum, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
+    "nadamw": (
+        lambda theta: Calibrated(theta, [NADAMW] * theta.shape[1]),
+        lambda p, lr: NAdamW(p, lr, BETAS, weight_decay=WEIGHT_DECAY),
+    ),
 }
 SCHEDULES: dict[Any, Any] = {
     trapezoid: None,
     onecycle: lambda o: OneCycleLR(o, [g["lr"] for g in o.param_groups], total_steps=STEPS, cycle_momentum=False),
+    submitted: lambda step: share_of(step, STEPS),
 }
 
 
@@ -57,10 +65,15 @@ def product(
     *,
     losses: bool = True,
     shape: Callable[[int], Factors] = trapezoid,
+    rise: float = PEAK,
     ratios: dict[str, float] | None = None,
     **rule: Any,
 ) -> Product:
-    """Train one model by it; ``ratios``: of its groups' rates to the guess; ``rule``: other numbers of its rule."""
+    """Train one model by it; ``ratios``: of its groups' rates to the guess; ``rule``: other numbers of its rule.
+
+    ``rise`` is for the stack: the product sees it in the schedule.
+    """
+    del rise
     model = task.model(SEED)
     groups = [{**group, "lr": guess * (ratios or {}).get(group["name"], 1.0)} for group in task.groups(model)]
     own = OPTIMIZERS[optimizer][1](groups, lr=guess)
@@ -124,9 +137,10 @@ def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
         ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
         ("feed", "adam", 1.0, {"constants": DEFAULT._replace(max_samples=3, round_growth=0.4, min_rise=0.1)}, STEPS),
         ("feed", "adam", 1e-6, {"ratios": {"embedding": 10.0, "no_decay": 0.3}}, STEPS),
+        ("feed", "nadamw", 1e-6, {"shape": submitted, "rise": RISE}, STEPS),
         ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
     ],
-    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "ratios", "text"],
+    ids=["plain", "ruined", "norms", "low", "onecycle", "far", "numbers", "ratios", "submission", "text"],
 )
 def test_a_run_is_what_the_product_does(
     name: str, optimizer: str, guess: float, options: dict[str, Any], until: int
