@@ -59,6 +59,15 @@ def constant(steps: int) -> Factors:
     return np.ones(steps + 1)
 
 
+def half(steps: int) -> Factors:
+    """Half of what the search has found; while it climbs, the search has no use for a schedule.
+
+    >>> half(3).tolist()
+    [0.5, 0.5, 0.5, 0.5]
+    """
+    return np.full(steps + 1, 0.5)
+
+
 class ScheduleFree:
     """Schedule-Free AdamW for all runs, each column with a setting of its own: ``theta`` is y, where gradients are.
 
@@ -164,6 +173,19 @@ ENTRIES = {
     ),
     "hold-30-adamw": Entry("AdamW, held to 0.3", NADAMW._replace(nesterov=False), falling(0.3), averages=_AVERAGES),
     "hold-30-95": Entry("held to 0.3, down at 0.95", NADAMW, falling(0.3, 0.95), averages=_AVERAGES),
+    "climb-15-hold-20": Entry("climb to 0.15, held to 0.2", NADAMW, falling(0.2), 0.15, averages=_AVERAGES),
+    "climb-15-hold-30": Entry("climb to 0.15, held to 0.3", NADAMW, falling(0.3), 0.15, averages=_AVERAGES),
+    "climb-10-hold-20": Entry("climb to 0.1, held to 0.2", NADAMW, falling(0.2), 0.1, averages=_AVERAGES),
+    "climb-20-hold-30-99": Entry("climb to 0.2, held to 0.3, 0.99", _LESS, falling(0.3), 0.2, averages=_AVERAGES),
+    "climb-20-hold-30-95": Entry(
+        "climb to 0.2, held to 0.3, to 0.95", NADAMW, falling(0.3, 0.95), 0.2, averages=_AVERAGES
+    ),
+    "climb-20-hold-30-decay": Entry(
+        "climb to 0.2, held to 0.3, decay 0.02", NADAMW._replace(decay=0.02), falling(0.3), 0.2, averages=_AVERAGES
+    ),
+    "climb-20-hold-30-embedding": Entry(
+        "climb to 0.2, held to 0.3, embeddings three times", NADAMW, falling(0.3), 0.2, {"embedding": 3.0}, _AVERAGES
+    ),
 }
 """What was considered, each with its averages."""
 _FREE = NADAMW._replace(betas=(0.9, NADAMW.betas[1]))
@@ -174,6 +196,26 @@ FREE_ENTRIES = {
     "free-falling": Entry("Schedule-Free, held to 0.3", _FREE, falling(0.3), is_schedule_free=True),
     "free-falling-20": Entry("Schedule-Free, climb to 0.2", _FREE, falling(0.2), 0.2, is_schedule_free=True),
     "free-decay": Entry("Schedule-Free, decay 0.02", _FREE._replace(decay=0.02), constant, is_schedule_free=True),
+    "free-05": Entry("Schedule-Free, climb to 0.05", _FREE, constant, 0.05, is_schedule_free=True),
+    "free-15": Entry("Schedule-Free, climb to 0.15", _FREE, constant, 0.15, is_schedule_free=True),
+    "free-10-linear-60": Entry("climb to 0.1, held to 0.6, a line", _FREE, linear(0.6), 0.1, is_schedule_free=True),
+    "free-10-linear-30": Entry("climb to 0.1, held to 0.3, a line", _FREE, linear(0.3), 0.1, is_schedule_free=True),
+    "free-10-falling-60": Entry("climb to 0.1, held to 0.6", _FREE, falling(0.6), 0.1, is_schedule_free=True),
+    "free-10-half": Entry("climb to 0.1, then half the rate", _FREE, half, 0.1, is_schedule_free=True),
+    "free-10-embedding": Entry(
+        "climb to 0.1, embeddings three times", _FREE, constant, 0.1, ratios={"embedding": 3.0}, is_schedule_free=True
+    ),
+    "free-10-99": Entry("climb to 0.1, 0.99", _FREE._replace(betas=(0.9, 0.99)), constant, 0.1, is_schedule_free=True),
+    "free-10-decay": Entry(
+        "climb to 0.1, decay 0.02", _FREE._replace(decay=0.02), constant, 0.1, is_schedule_free=True
+    ),
+    "free-10-95": Entry(
+        "climb to 0.1, 0.95", _FREE._replace(betas=(0.95, 0.9955)), constant, 0.1, is_schedule_free=True
+    ),
+    "free-10-80": Entry("climb to 0.1, 0.8", _FREE._replace(betas=(0.8, 0.9955)), constant, 0.1, is_schedule_free=True),
+    "free-20-decay": Entry(
+        "climb to 0.2, decay 0.02", _FREE._replace(decay=0.02), constant, 0.2, is_schedule_free=True
+    ),
 }
 SUBMITTED = Entry("NAdamW, averaged weights", NADAMW, submitted, RISE, averages=(AVERAGED,))
 """What `submission.py` does."""

@@ -244,9 +244,13 @@ class Study:
         """All entries that were considered, beside the submitted one."""
         stored = self.content.setdefault("variants", {})
         return {
-            group: lambda entries=entries: stored.update(trained_entries(self._whole(), entries))  # type: ignore[misc]
+            group: lambda entries=left: stored.update(trained_entries(self._whole(), entries))  # type: ignore[misc]
             for group, entries in {"variants": ENTRIES, "variants, Schedule-Free": FREE_ENTRIES}.items()
-            if not set(names(entries)) <= stored.keys()
+            if (
+                left := {
+                    name: entry for name, entry in entries.items() if not set(names({name: entry})) <= stored.keys()
+                }
+            )
         }
 
 
