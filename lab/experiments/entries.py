@@ -17,7 +17,7 @@ from real.calibrated import Calibrated, Setting
 from shapes import PEAK, Factors, falling, trapezoid
 from torch import Tensor
 
-from lab.algoperf.training import AVERAGED, BETAS, GUESS, RISE, WEIGHT_DECAY, share_of
+from lab.algoperf.training import BETAS, GUESS, RISE, WEIGHT_DECAY, share_of
 
 Curves = list[list[float]]
 """[seed][evaluation]"""
@@ -26,7 +26,7 @@ Curves = list[list[float]]
 def submitted(steps: int) -> Factors:
     """The schedule of `submission.py`.
 
-    >>> np.allclose(submitted(100)[20:], falling(0.3)(100)[20:])
+    >>> np.allclose(submitted(100)[10:], constant(100)[10:])
     True
     """
     return np.array([share_of(t, steps) for t in range(steps + 1)])
@@ -155,7 +155,8 @@ class Entry(NamedTuple):
     is_schedule_free: bool = False
 
 
-NADAMW = Setting(True, 0.0, 0.0, BETAS, WEIGHT_DECAY)
+NADAMW = Setting(True, 0.0, 0.0, (1 - 0.06733926164, 0.9955159689799007), WEIGHT_DECAY)
+"""The benchmark's own baseline has these betas."""
 _LESS = NADAMW._replace(betas=(0.9, 0.99))
 _AVERAGES = (0.04, 0.08)
 ENTRIES = {
@@ -213,11 +214,60 @@ FREE_ENTRIES = {
         "climb to 0.1, 0.95", _FREE._replace(betas=(0.95, 0.9955)), constant, 0.1, is_schedule_free=True
     ),
     "free-10-80": Entry("climb to 0.1, 0.8", _FREE._replace(betas=(0.8, 0.9955)), constant, 0.1, is_schedule_free=True),
+    "free-05-99": Entry(
+        "climb to 0.05, 0.99", _FREE._replace(betas=(0.9, 0.99)), constant, 0.05, is_schedule_free=True
+    ),
+    "free-07-99": Entry(
+        "climb to 0.07, 0.99", _FREE._replace(betas=(0.9, 0.99)), constant, 0.07, is_schedule_free=True
+    ),
+    "free-15-99": Entry(
+        "climb to 0.15, 0.99", _FREE._replace(betas=(0.9, 0.99)), constant, 0.15, is_schedule_free=True
+    ),
+    "free-20-99": Entry("climb to 0.2, 0.99", _FREE._replace(betas=(0.9, 0.99)), constant, 0.2, is_schedule_free=True),
+    "free-10-98": Entry("climb to 0.1, 0.98", _FREE._replace(betas=(0.9, 0.98)), constant, 0.1, is_schedule_free=True),
+    "free-10-80-99": Entry(
+        "climb to 0.1, 0.8 and 0.99", _FREE._replace(betas=(0.8, 0.99)), constant, 0.1, is_schedule_free=True
+    ),
+    "free-10-85-99": Entry(
+        "climb to 0.1, 0.85 and 0.99", _FREE._replace(betas=(0.85, 0.99)), constant, 0.1, is_schedule_free=True
+    ),
+    "free-10-93-99": Entry(
+        "climb to 0.1, 0.93 and 0.99", _FREE._replace(betas=(0.93, 0.99)), constant, 0.1, is_schedule_free=True
+    ),
+    "free-10-99-decay-05": Entry(
+        "climb to 0.1, 0.99, decay 0.05",
+        _FREE._replace(betas=(0.9, 0.99), decay=0.05),
+        constant,
+        0.1,
+        is_schedule_free=True,
+    ),
+    "free-10-99-decay-12": Entry(
+        "climb to 0.1, 0.99, decay 0.12",
+        _FREE._replace(betas=(0.9, 0.99), decay=0.12),
+        constant,
+        0.1,
+        is_schedule_free=True,
+    ),
+    "free-10-99-embedding": Entry(
+        "climb to 0.1, 0.99, embeddings three times",
+        _FREE._replace(betas=(0.9, 0.99)),
+        constant,
+        0.1,
+        {"embedding": 3.0},
+        is_schedule_free=True,
+    ),
+    "free-10-99-linear-60": Entry(
+        "climb to 0.1, 0.99, held to 0.6, a line",
+        _FREE._replace(betas=(0.9, 0.99)),
+        linear(0.6),
+        0.1,
+        is_schedule_free=True,
+    ),
     "free-20-decay": Entry(
         "climb to 0.2, decay 0.02", _FREE._replace(decay=0.02), constant, 0.2, is_schedule_free=True
     ),
 }
-SUBMITTED = Entry("NAdamW, averaged weights", NADAMW, submitted, RISE, averages=(AVERAGED,))
+SUBMITTED = Entry("Schedule-Free AdamW", _FREE._replace(betas=BETAS), submitted, RISE, is_schedule_free=True)
 """What `submission.py` does."""
 
 
