@@ -3,7 +3,7 @@
     python lab/algoperf/cost.py --steps 2000 --write lab/algoperf/cost.json     # on a GPU
     python lab/algoperf/cost.py --model gpt-0.8M --steps 100                    # a CPU
 
-The entry is Schedule-Free AdamW and `hdet.auto` with its losses; beside it Schedule-Free AdamW at a fixed rate.
+The entry is NAdamW, `hdet.auto` with its losses, and the average of the weights; beside it NAdamW at a fixed rate.
 Evaluations are not counted, as in the benchmark. Longer runs pay less: rounds grow with the run.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import ConstantLR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,18 +26,31 @@ from auto_cost import RATE, Bench  # noqa: E402 - the script is run by its path
 from gpt import SIZES  # noqa: E402
 
 import hdet  # noqa: E402
-from lab.algoperf.training import schedule_free, share_of  # noqa: E402
+from lab.algoperf.training import BETAS, GUESS, WEIGHT_DECAY, Average, NAdamW, share_of  # noqa: E402
+
+
+class Entered:
+    """What the submission does after a step of the optimizer."""
+
+    def __init__(self, optimizer: NAdamW, model: torch.nn.Module, steps: int) -> None:
+        self.scheduler = hdet.auto(optimizer, schedule=lambda t: share_of(t, steps), total_steps=steps)
+        self._average, self._t = Average(model, steps), 0
+
+    def step(self, loss: Tensor) -> None:
+        self.scheduler.step(loss)
+        if self._t % self._average.every == 0:
+            self._average.look(self.scheduler.found.rolled_back)
+        self._t += 1
 
 
 class EntryBench(Bench):
-    """Runs with Schedule-Free AdamW, alone and as the entry has it."""
+    """Runs with NAdamW, alone and as the entry has it."""
 
     def begin(self, steps: int, auto: bool, **more: Any) -> tuple[Any, Any]:
         self.restart()
+        optimizer = NAdamW(self.weights, GUESS if auto else RATE, BETAS, weight_decay=WEIGHT_DECAY)
         if auto:
-            optimizer = schedule_free(self.weights)
-            return optimizer, hdet.auto(optimizer, schedule=lambda t: share_of(t, steps), total_steps=steps)
-        optimizer = schedule_free(self.weights, RATE)
+            return optimizer, Entered(optimizer, self.model, steps)
         return optimizer, ConstantLR(optimizer, factor=1.0)
 
 

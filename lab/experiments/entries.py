@@ -17,7 +17,7 @@ from real.calibrated import Calibrated, Setting
 from shapes import PEAK, Factors, falling, trapezoid
 from torch import Tensor
 
-from lab.algoperf.training import BETAS, GUESS, RISE, WEIGHT_DECAY, share_of
+from lab.algoperf.training import AVERAGED, BETAS, GUESS, RISE, WEIGHT_DECAY, share_of
 
 Curves = list[list[float]]
 """[seed][evaluation]"""
@@ -26,7 +26,7 @@ Curves = list[list[float]]
 def submitted(steps: int) -> Factors:
     """The schedule of `submission.py`.
 
-    >>> np.allclose(submitted(100)[10:], constant(100)[10:])
+    >>> np.allclose(submitted(100)[20:], falling(0.3)(100)[20:])
     True
     """
     return np.array([share_of(t, steps) for t in range(steps + 1)])
@@ -155,11 +155,11 @@ class Entry(NamedTuple):
     is_schedule_free: bool = False
 
 
-NADAMW = Setting(True, 0.0, 0.0, (1 - 0.06733926164, 0.9955159689799007), WEIGHT_DECAY)
-"""The benchmark's own baseline has these betas."""
+NADAMW = Setting(True, 0.0, 0.0, BETAS, WEIGHT_DECAY)
 _LESS = NADAMW._replace(betas=(0.9, 0.99))
 _AVERAGES = (0.04, 0.08)
 ENTRIES = {
+    "hold-60": Entry("as `hdet.auto` has it", NADAMW, averages=_AVERAGES[:1]),
     "hold-30": Entry("held to 0.3", NADAMW, falling(0.3), averages=_AVERAGES),
     "hold-45": Entry("held to 0.45", NADAMW, falling(0.45), averages=_AVERAGES),
     "climb-20": Entry("climb to 0.2", NADAMW, falling(0.2), 0.2, averages=_AVERAGES),
@@ -172,7 +172,9 @@ ENTRIES = {
     "hold-30-embedding": Entry(
         "held to 0.3, embeddings three times", NADAMW, falling(0.3), ratios={"embedding": 3.0}, averages=_AVERAGES
     ),
-    "hold-30-adamw": Entry("AdamW, held to 0.3", NADAMW._replace(nesterov=False), falling(0.3), averages=_AVERAGES),
+    "hold-30-adamw": Entry(
+        "with no second helping (AdamW), held to 0.3", NADAMW._replace(nesterov=False), falling(0.3), averages=_AVERAGES
+    ),
     "hold-30-95": Entry("held to 0.3, down at 0.95", NADAMW, falling(0.3, 0.95), averages=_AVERAGES),
     "climb-15-hold-20": Entry("climb to 0.15, held to 0.2", NADAMW, falling(0.2), 0.15, averages=_AVERAGES),
     "climb-15-hold-30": Entry("climb to 0.15, held to 0.3", NADAMW, falling(0.3), 0.15, averages=_AVERAGES),
@@ -191,14 +193,15 @@ ENTRIES = {
 """What was considered, each with its averages."""
 _FREE = NADAMW._replace(betas=(0.9, NADAMW.betas[1]))
 FREE_ENTRIES = {
-    "free-10": Entry("Schedule-Free, climb to 0.1", _FREE, constant, 0.1, is_schedule_free=True),
-    "free-20": Entry("Schedule-Free, climb to 0.2", _FREE, constant, 0.2, is_schedule_free=True),
-    "free-95": Entry("Schedule-Free, beta 0.95", _FREE._replace(betas=(0.95, 0.9955)), constant, is_schedule_free=True),
-    "free-falling": Entry("Schedule-Free, held to 0.3", _FREE, falling(0.3), is_schedule_free=True),
-    "free-falling-20": Entry("Schedule-Free, climb to 0.2", _FREE, falling(0.2), 0.2, is_schedule_free=True),
-    "free-decay": Entry("Schedule-Free, decay 0.02", _FREE._replace(decay=0.02), constant, is_schedule_free=True),
-    "free-05": Entry("Schedule-Free, climb to 0.05", _FREE, constant, 0.05, is_schedule_free=True),
-    "free-15": Entry("Schedule-Free, climb to 0.15", _FREE, constant, 0.15, is_schedule_free=True),
+    "free-30": Entry("climb to 0.3", _FREE, constant, is_schedule_free=True),
+    "free-10": Entry("climb to 0.1", _FREE, constant, 0.1, is_schedule_free=True),
+    "free-20": Entry("climb to 0.2", _FREE, constant, 0.2, is_schedule_free=True),
+    "free-95": Entry("beta 0.95", _FREE._replace(betas=(0.95, 0.9955)), constant, is_schedule_free=True),
+    "free-falling": Entry("held to 0.3", _FREE, falling(0.3), is_schedule_free=True),
+    "free-falling-20": Entry("climb to 0.2", _FREE, falling(0.2), 0.2, is_schedule_free=True),
+    "free-decay": Entry("decay 0.02", _FREE._replace(decay=0.02), constant, is_schedule_free=True),
+    "free-05": Entry("climb to 0.05", _FREE, constant, 0.05, is_schedule_free=True),
+    "free-15": Entry("climb to 0.15", _FREE, constant, 0.15, is_schedule_free=True),
     "free-10-linear-60": Entry("climb to 0.1, held to 0.6, a line", _FREE, linear(0.6), 0.1, is_schedule_free=True),
     "free-10-linear-30": Entry("climb to 0.1, held to 0.3, a line", _FREE, linear(0.3), 0.1, is_schedule_free=True),
     "free-10-falling-60": Entry("climb to 0.1, held to 0.6", _FREE, falling(0.6), 0.1, is_schedule_free=True),
@@ -267,8 +270,10 @@ FREE_ENTRIES = {
         "climb to 0.2, decay 0.02", _FREE._replace(decay=0.02), constant, 0.2, is_schedule_free=True
     ),
 }
-SUBMITTED = Entry("Schedule-Free AdamW", _FREE._replace(betas=BETAS), submitted, RISE, is_schedule_free=True)
+SUBMITTED = Entry("NAdamW, averaged weights", NADAMW, submitted, RISE, averages=(AVERAGED,))
 """What `submission.py` does."""
+CANDIDATES = {"hdet": SUBMITTED, "hdet-free": FREE_ENTRIES["free-10-85-99"]}
+"""What trained the workloads of test, a run each."""
 
 
 def names(entries: Mapping[str, Entry]) -> list[str]:

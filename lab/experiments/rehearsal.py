@@ -3,7 +3,8 @@
     python lab/experiments/rehearsal.py --split dev --seconds 500               # on a GPU; goes on where it stopped
     python lab/experiments/rehearsal.py --split test --log "final table"        # twice at most
     python lab/experiments/rehearsal.py --variants --seconds 300                # of the entry, on dev alone
-    python lab/experiments/rehearsal.py --table                                 # the tables of docs/algoperf.md
+    python lab/experiments/rehearsal.py --table                                 # the tables of docs/algoperf.md;
+                                                                                # with --variants the other one
     python lab/experiments/rehearsal.py --split dev --quick --synthetic --results FOLDER    # two cores, no data
 
 All methods are kinds of Adam and train each workload for its budget of steps, three studies each. The target is set as
@@ -18,14 +19,16 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import checkout  # noqa: F401 - so that lab is found
 import torch
-from entries import ENTRIES, FREE_ENTRIES, NADAMW, SUBMITTED, names
+from entries import CANDIDATES, ENTRIES, FREE_ENTRIES, NADAMW, names
 from entries import trained as trained_entries
 from provenance import commit, library, versions
 from real.bench import Bench, evaluated_at
@@ -39,9 +42,12 @@ from real_lr import Cut, tidy
 from shapes import onecycle, warmed
 from stacked import Supply
 
+import lab.algoperf
 from lab.algoperf.score import ratios, score, time_to_target
 
 RESULTS = Path(__file__).parent / "results" / "algoperf"
+COST = Path(lab.algoperf.__file__).parent / "cost.json"
+"""What `cost.py` has measured: a step of the entry over one of its optimizer."""
 SEEDS, CHOOSING = (0, 1, 2), (1000,)
 EVALUATIONS = 40
 TARGET_SHARE = 0.75
@@ -79,7 +85,8 @@ class Row(NamedTuple):
 
 CALIBRATED = {"nadamw": BASELINE, "adamw": BASELINE._replace(nesterov=False)}
 ROWS = {
-    "hdet": Row(f"**`hdet.auto` from 1e-6, {SUBMITTED.label}**"),
+    "hdet": Row("**`hdet.auto` from 1e-6, NAdamW, averaged weights** (submission.py)"),
+    "hdet-free": Row("**`hdet.auto` from 1e-6, Schedule-Free AdamW**"),
     "nadamw": Row("NAdamW, the benchmark's baseline"),
     "adamw": Row("AdamW, the same setting"),
     "schedulefree-v2": Row("Schedule-Free AdamW v2, as submitted", "schedulefree"),
@@ -185,8 +192,9 @@ class Study:
         parts: dict[str, Callable[[], None]] = {}
         if "target" not in self.content:
             parts["target"] = self._set_target
-        if "hdet" not in curves or (again and self.content.get("library") != self._provenance()):
-            parts["hdet"] = self._run_entry
+        for name in CANDIDATES:
+            if name not in curves or (again and self.content.get("own", {}).get(name) != library()):
+                parts[name] = partial(self._run_candidate, name)
         if not CALIBRATED.keys() <= curves.keys():
             parts["calibrated"] = self._run_calibrated
         if left := [name for name in peers if name not in curves]:
@@ -200,15 +208,10 @@ class Study:
         self.content["evaluated"] = evaluated_at(self._steps, bench.evaluations)
         return bench
 
-    @staticmethod
-    def _provenance() -> dict[str, Any]:
-        """What the entry's curves depend on."""
-        return {"library": library(), "entry": SUBMITTED.label}
-
-    def _run_entry(self) -> None:
-        curves = trained_entries(self._whole(), {"hdet": SUBMITTED})
-        self.content["curves"]["hdet"] = curves[names({"hdet": SUBMITTED})[-1]]
-        self.content["library"] = self._provenance()
+    def _run_candidate(self, name: str) -> None:
+        entry = CANDIDATES[name]
+        self.content["curves"][name] = trained_entries(self._whole(), {name: entry})[names({name: entry})[-1]]
+        self.content.setdefault("own", {})[name] = library()
 
     def _run_calibrated(self) -> None:
         curves = trained(self._whole(), list(CALIBRATED.values()))[0]
@@ -253,12 +256,12 @@ class Study:
         }
 
 
-def _or_infinite(value: float) -> float:
-    """NaN is worse than any loss."""
-    return value if value == value else float("inf")
+def _or_infinite(value: float | None) -> float:
+    """What is no number, which a file has as null, is worse than any loss."""
+    return float("inf") if value is None or value != value else value
 
 
-def times(contents: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, float]:
+def times(contents: Mapping[str, Mapping[str, Any]], name: str, kind: str = "curves") -> dict[str, float]:
     """The steps that a row needs to the target of each workload: the median of its studies."""
 
     def of_study(content: Mapping[str, Any], curve: Sequence[float | None]) -> float:
@@ -266,9 +269,9 @@ def times(contents: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, flo
         return time_to_target(content["evaluated"], values, content["target"]["loss"], is_minimized=True)
 
     return {
-        workload: median(of_study(content, curve) for curve in content["curves"][name])
+        workload: median(of_study(content, curve) for curve in content[kind][name])
         for workload, content in contents.items()
-        if name in content["curves"]
+        if name in content.get(kind, {})
     }
 
 
@@ -289,9 +292,7 @@ def table(contents: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float
     for name in names:
         cells = []
         for workload in STANDS_FOR:
-            time = steps[name].get(workload)
-            budget = contents[workload]["arguments"]["steps"] if workload in contents else 1
-            cells.append("" if time is None else f"{time / budget:.2f}" if time < float("inf") else "missed")
+            cells.append(_shown(contents[workload], steps[name][workload]) if workload in steps[name] else "")
         for group in found.values():
             both = [_scores(rows, group, name) for rows in (steps, timed)] if group else []
             cells.append(f"{both[0]:.3f} ({both[1]:.3f})" if both else "")
@@ -301,9 +302,39 @@ def table(contents: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float
 
 
 def _scores(rows: Mapping[str, Mapping[str, float]], workloads: Sequence[str], name: str) -> float:
-    """The score of a row among all rows that are no oracle; the oracle's, with it."""
-    taking_part = {one: row for one, row in rows.items() if one != ORACLE or name == ORACLE}
+    """The score of a row among other people's; theirs, with the entry that is submitted."""
+    own = name if name in (*CANDIDATES, ORACLE) else next(iter(CANDIDATES))
+    taking_part = {one: row for one, row in rows.items() if one == own or one not in (*CANDIDATES, ORACLE)}
     return score(ratios(taking_part, workloads)[name])
+
+
+def variants_table(contents: Mapping[str, Mapping[str, Any]]) -> str:
+    """All that was considered on dev: steps to the target, the final loss over the target, and the score of each."""
+    workloads = [name for name in SPLITS["dev"] if "variants" in contents.get(name, {})]
+    if not workloads:
+        return "Nothing has been measured yet."
+    entries = {**ENTRIES, **FREE_ENTRIES}
+    others = {name: times(contents, name) for name in ROWS if name not in CANDIDATES}
+    lines = [["", "", *workloads, "final loss ÷ target", "score"], ["---"] * (4 + len(workloads))]
+    rows = []
+    for name in (name for part in (ENTRIES, FREE_ENTRIES) for name in names(part)):
+        if not all(name in contents[workload]["variants"] for workload in workloads):
+            continue
+        steps = times(contents, name, "variants")
+        finals = [median(_or_infinite(curve[-1]) for curve in contents[one]["variants"][name]) for one in workloads]
+        ended = fmean(final / contents[one]["target"]["loss"] for one, final in zip(workloads, finals, strict=True))
+        scored = score(ratios({**others, name: steps}, workloads)[name])
+        cells = [_shown(contents[one], steps[one]) for one in workloads]
+        entry = entries[name.partition(" ~")[0]]
+        optimizer = "Schedule-Free" if entry.is_schedule_free else "NAdamW"
+        rows.append((scored, [f"`{name}`", f"{optimizer}, {entry.label}", *cells, f"{ended:.3f}", f"{scored:.3f}"]))
+    lines += [row for _, row in sorted(rows, key=itemgetter(0), reverse=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(content: Mapping[str, Any], time: float) -> str:
+    """A time as a part of the budget."""
+    return f"{time / content['arguments']['steps']:.2f}" if time < float("inf") else "missed"
 
 
 def main(words: list[str] | None = None) -> None:
@@ -314,15 +345,19 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="run hdet again if it has changed")
     parser.add_argument("--log", default="", help="why test is run; needed for it")
     parser.add_argument("--variants", action="store_true", help="run what the entry may be instead, on dev")
-    parser.add_argument("--table", action="store_true", help="print the table of what the files have")
-    parser.add_argument("--cost", type=float, default=1.0, help="of a step with hdet over one without, for the table")
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="print what the files have; with --variants the entries that were considered",
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--synthetic", action="store_true")
     given = parser.parse_args(words)
     if given.table:
         files = {name: given.results / f"{name}.json" for name in STANDS_FOR}
         contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-        print(table(contents, {"hdet": given.cost}))
+        cost = fmean(json.loads(COST.read_text())["ratios"])
+        print(variants_table(contents) if given.variants else table(contents, dict.fromkeys(CANDIDATES, cost)))
         return
     if given.variants and given.split == "test":
         parser.error("--variants are chosen on dev alone")

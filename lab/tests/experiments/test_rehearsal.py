@@ -80,7 +80,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
     workload = rehearsal.WORKLOADS["movielens-factors"]
     rehearsal.Study(workload, arguments).run(float("inf"))
     content = json.loads((tmp_path / "movielens-factors.json").read_text())
-    assert {"hdet", "nadamw", "adamw", "onecycle"} <= set(content["curves"])
+    assert {"hdet", "hdet-free", "nadamw", "adamw", "onecycle"} <= set(content["curves"])
     assert len(content["curves"]["hdet"][0]) == len(content["evaluated"])
     assert content["target"]["loss"] > 0
     capsys.readouterr()
@@ -91,3 +91,31 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
 def test_a_run_of_test_needs_a_reason() -> None:
     with pytest.raises(SystemExit):
         rehearsal.main(["--split", "test"])
+
+
+def test_a_candidate_is_scored_among_other_people_and_not_against_the_other_one() -> None:
+    content = CONTENTS["fashion-vit"]
+    curves = {**content["curves"], "hdet-free": [[0.9, 0.5]] * 3}  # type: ignore[dict-item]
+    hdet, free, nadamw, _ = rehearsal.table({"fashion-vit": {**content, "curves": curves}}, {}).splitlines()[2:]
+    assert hdet.endswith("| 1.000 (1.000) |")
+    assert free.endswith("| 1.000 (1.000) |")
+    assert nadamw.endswith("| 0.667 (0.667) |")
+
+
+def test_variants_are_sorted_by_their_scores() -> None:
+    content = {
+        **CONTENTS["fashion-vit"],
+        "variants": {"hold-30": [[0.9, 0.5]] * 3, "free-10": [[0.4, 0.25]] * 3, "climb-10 ~0.08": [[0.9, None]] * 3},
+    }
+    best, second, last = rehearsal.variants_table({"fashion-resnet": content}).splitlines()[2:]
+    assert "`free-10` | Schedule-Free, climb to 0.1 | 0.50 | 0.500 | 1.000 |" in best
+    assert "`hold-30` | NAdamW, held to 0.3 | 1.00 | 1.000 | 1.000 |" in second
+    assert "`climb-10 ~0.08` | NAdamW, climb to 0.1 | missed | inf | 0.000 |" in last
+
+
+def test_both_tables_are_made_from_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fashion-vit.json").write_text(json.dumps(CONTENTS["fashion-vit"]))
+    rehearsal.main(["--table", "--results", str(tmp_path)])
+    assert "hdet.auto" in capsys.readouterr().out
+    rehearsal.main(["--table", "--variants", "--results", str(tmp_path)])
+    assert capsys.readouterr().out == "Nothing has been measured yet.\n"
