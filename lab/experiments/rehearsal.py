@@ -327,7 +327,9 @@ def variants_table(contents: Mapping[str, Mapping[str, Any]]) -> str:
         cells = [_shown(contents[one], steps[one]) for one in workloads]
         entry = entries[name.partition(" ~")[0]]
         optimizer = "Schedule-Free" if entry.is_schedule_free else "NAdamW"
-        rows.append((scored, [f"`{name}`", f"{optimizer}, {entry.label}", *cells, f"{ended:.3f}", f"{scored:.3f}"]))
+        rows.append(
+            ((scored, -ended), [f"`{name}`", f"{optimizer}, {entry.label}", *cells, f"{ended:.3f}", f"{scored:.3f}"])
+        )
     lines += [row for _, row in sorted(rows, key=itemgetter(0), reverse=True)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
