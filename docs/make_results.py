@@ -1,4 +1,4 @@
-"""Tables of docs/results.md, docs/real-data.md and README.md, from the files in lab/experiments/results.
+"""Tables of README.md, docs/results.md, docs/real-data.md and docs/algoperf.md, from lab/experiments/results.
 
     python docs/make_results.py
 
@@ -14,11 +14,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab" / "experiments"))
 import real_table
+import rehearsal
 from real.score import geometric_mean
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
 README_BEGIN = "<!-- table: results -->"
+REHEARSAL_BEGIN = "<!-- table: rehearsal -->"
 
 
 def zoo(known: dict[str, Any]) -> str:
@@ -65,6 +67,7 @@ def main() -> None:
     if args.page == HERE / "results.md":
         fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real', compact=True)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real_table.of_splits(args.results / "real")))
+        fill(HERE / "algoperf.md", REHEARSAL_BEGIN, rehearsal.page(args.results / "algoperf"))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def killed_after(runner: subprocess.Popen[bytes], trial: Path, step: int) -> int
     while not (steps := [one for one in saved(trial) if one >= step]):
         if runner.poll() is not None or time.monotonic() > until:
             runner.kill()
-            raise SystemExit(f"the runner saved no checkpoint from step {step} on; read {trial.parents[2] / 'log'}")
+            log = (trial.parents[2] / "log").read_text()
+            raise SystemExit(f"{log[-3000:]}\nthe runner saved no checkpoint from step {step} on")
         time.sleep(0.1)
     runner.kill()
     runner.wait()

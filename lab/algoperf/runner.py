@@ -22,6 +22,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 MNIST = ROOT / ".bench-data" / "mnist.npz"
 
+FAKE = 1024
+"""So many fake images of cifar are evaluated, of each split."""
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -64,8 +67,10 @@ def fake_queue(batch_size: int, classes: int, shape: tuple[int, ...], seed: int)
 
 def main(benchmark: str, words: list[str]) -> None:
     sys.path[:0] = [benchmark, str(ROOT), str(ROOT / "src")]
-    for name in ("tensorflow_datasets", "tensorflow_probability"):
+    for name in ("tensorflow_datasets", "tensorflow_probability", "torchvision", "torchvision.datasets"):
         sys.modules.setdefault(name, ModuleType(name))  # imported at the top of its loaders, which are not used here
+    for module, name in (("torchvision", "transforms"), ("torchvision.datasets", "CIFAR10")):
+        sys.modules[module].__dict__.setdefault(name, None)
     version = sys.modules.setdefault("algoperf._version", ModuleType("algoperf._version"))
     version.__dict__.setdefault("version", "a clone")  # its build writes this module
     import submission_runner
@@ -85,6 +90,8 @@ def main(benchmark: str, words: list[str]) -> None:
             return fake_queue(global_batch_size, 10, (3, 32, 32), int(data_rng[0]))
 
         CifarWorkload._build_input_queue = cifar
+        for split in ("eval_train", "validation", "test"):  # nothing is to be learned from fake images
+            setattr(CifarWorkload, f"num_{split}_examples", FAKE)
     app.run(submission_runner.main, argv=["submission_runner.py", *words])
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import checkout  # noqa: F401 - so that lab is found
 import torch
-from entries import CANDIDATES, ENTRIES, FREE_ENTRIES, NADAMW, names
+from entries import CANDIDATES, ENTRIES, FREE_ENTRIES, NADAMW, Entry, names
 from entries import trained as trained_entries
 from provenance import commit, library, versions
 from real.bench import Bench, evaluated_at
@@ -245,15 +245,15 @@ class Study:
     def _variants(self) -> dict[str, Callable[[], None]]:
         """All entries that were considered, beside the submitted one."""
         stored = self.content.setdefault("variants", {})
-        return {
-            group: lambda entries=left: stored.update(trained_entries(self._whole(), entries))  # type: ignore[misc]
-            for group, entries in {"variants": ENTRIES, "variants, Schedule-Free": FREE_ENTRIES}.items()
-            if (
-                left := {
-                    name: entry for name, entry in entries.items() if not set(names({name: entry})) <= stored.keys()
-                }
-            )
-        }
+        parts = {}
+        for group, entries in {"variants": ENTRIES, "variants, Schedule-Free": FREE_ENTRIES}.items():
+            left = {name: entry for name, entry in entries.items() if names({name: entry})[-1] not in stored}
+            if left:
+                parts[group] = partial(self._run_variants, left)
+        return parts
+
+    def _run_variants(self, entries: Mapping[str, Entry]) -> None:
+        self.content["variants"] |= trained_entries(self._whole(), entries)
 
 
 def _or_infinite(value: float | None) -> float:
@@ -308,6 +308,15 @@ def _scores(rows: Mapping[str, Mapping[str, float]], workloads: Sequence[str], n
     return score(ratios(taking_part, workloads)[name])
 
 
+def page(results: Path, variants: bool = False) -> str:
+    """A table of docs/algoperf.md: the rows, or what was considered on dev."""
+    files = {name: results / f"{name}.json" for name in STANDS_FOR}
+    contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    if variants:
+        return variants_table(contents)
+    return table(contents, dict.fromkeys(CANDIDATES, fmean(json.loads(COST.read_text())["ratios"])))
+
+
 def variants_table(contents: Mapping[str, Mapping[str, Any]]) -> str:
     """All that was considered on dev: steps to the target, the final loss over the target, and the score of each."""
     workloads = [name for name in SPLITS["dev"] if "variants" in contents.get(name, {})]
@@ -356,10 +365,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--synthetic", action="store_true")
     given = parser.parse_args(words)
     if given.table:
-        files = {name: given.results / f"{name}.json" for name in STANDS_FOR}
-        contents = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-        cost = fmean(json.loads(COST.read_text())["ratios"])
-        print(variants_table(contents) if given.variants else table(contents, dict.fromkeys(CANDIDATES, cost)))
+        print(page(given.results, given.variants))
         return
     if given.variants and given.split == "test":
         parser.error("--variants are chosen on dev alone")
