@@ -8,7 +8,7 @@ DOCS   := $(VENV)/.installed-docs
 FRAMES := $(VENV)/.installed-frameworks
 MUTANT := $(VENV)/.installed-mutants
 CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
-  sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
+  sys.exit("hdet needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
 # Tests of what is built on the library, which `make test-lab` runs. All other folders of tests need nothing but the wheel.
