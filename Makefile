@@ -12,7 +12,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
 # Tests of what is built on the library, which `make test-lab` runs. All other folders of tests need nothing but the wheel.
-BEYOND := tests/docs tests/examples
+BEYOND := tests/docs tests/examples tests/release
 # The range that pyproject.toml states.
 OLDEST_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"$$/\1/p' pyproject.toml)
 NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0-9]*\)",$$/\1/p' pyproject.toml | tail -n 1)
