@@ -96,6 +96,11 @@ def expanded(text: str, values: Mapping[str, str]) -> str:
     return _EXPRESSION.sub(value, text)
 
 
+def runners_environment() -> dict[str, str]:
+    """The variables of this process, without those of what runs here."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(_NOT_OURS)}
+
+
 class Runner:
     """Runs jobs one after another, in folders of their own.
 
@@ -127,7 +132,7 @@ class Runner:
     def _run_job(self, job: Job, branch: str) -> None:
         here = Path(tempfile.mkdtemp(prefix="job-", dir=self.folder))
         values = {**job.values, "github.workspace": str(here)}
-        env = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_OURS)}
+        env = runners_environment()
         env |= {"CI": "true", "GITHUB_ACTIONS": "true", "GITHUB_REF_NAME": branch, "GITHUB_WORKSPACE": str(here)}
         env |= {key: expanded(value, values) for key, value in job.env.items()}
         if self.dry:

@@ -56,7 +56,7 @@ def test_they_ask_for_what_is_needed_to_answer() -> None:
 
 
 def test_the_commands_that_they_name_exist() -> None:
-    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    known = set(typer.main.get_command(app).commands)
     named = {name for path in FORMS for name in re.findall(r"`hdet (\w+)", path.read_text(encoding="utf-8"))}
     assert "export" in named
     assert named - {"doctor"} <= known

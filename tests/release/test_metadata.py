@@ -16,11 +16,12 @@ from zipfile import ZipFile
 
 import pytest
 from readme_renderer import markdown
+from tools.rehearse_release import ADDRESS, copy_to
 
 import hdet
 from tests.code_blocks import blocks
 from tests.patience import PATIENCE
-from tests.release.tree import ADDRESS, ROOT, copy_to, fault_of
+from tests.release.tree import ROOT, fault_of
 
 STATED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PAPER = "https://arxiv.org/abs/2604.24708"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.rehearse_release import ready, tagged
 from tools.release import refusals
 from tools.run_workflow import Failed, Runner, expanded, jobs_of, read
 
 import hdet
-from tests.release.tree import ADDRESS, ROOT, copy_to
+from tests.release.tree import ROOT
 
 FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
@@ -29,26 +28,6 @@ ASKED = ("pyproject.toml", "src/hdet/_version.py", "CHANGELOG.md", "CITATION.cff
 
 def steps_of(workflow: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for job in workflow["jobs"].values() for step in job["steps"]]
-
-
-def ready(folder: Path, names: Sequence[str] = ()) -> Path:
-    """A copy of the repository, or of some of its files, in which nothing is left to refuse."""
-    copy_to(folder, names=names)
-    with (folder / "CITATION.cff").open("a", encoding="utf-8") as file:
-        file.write(f"repository-code: {ADDRESS}\n")
-    log = folder / "CHANGELOG.md"
-    text = re.sub(r"^## .+$", f"## [{hdet.__version__}] - 2026-12-31", log.read_text("utf-8"), count=1, flags=re.M)
-    log.write_text(text, encoding="utf-8")
-    return folder
-
-
-def tagged(folder: Path, tag: str = TAG) -> Path:
-    """The same as a repository of its own, with a tag."""
-    git = ["git", "-c", "user.name=someone", "-c", "user.email=someone@example.org"]
-    ready(folder)
-    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "Released"], ["tag", tag]):
-        subprocess.run([*git, *words], cwd=folder, check=True)
-    return folder
 
 
 # -- what they say ----------------------------------------------------------------------------------------------------
