@@ -8,11 +8,11 @@ DOCS   := $(VENV)/.installed-docs
 FRAMES := $(VENV)/.installed-frameworks
 MUTANT := $(VENV)/.installed-mutants
 CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
-  sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
+  sys.exit("hdet needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
 # Tests of what is built on the library, which `make test-lab` runs. All other folders of tests need nothing but the wheel.
-BEYOND := tests/docs tests/examples
+BEYOND := tests/docs tests/examples tests/release
 # The range that pyproject.toml states.
 OLDEST_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"$$/\1/p' pyproject.toml)
 NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0-9]*\)",$$/\1/p' pyproject.toml | tail -n 1)
@@ -80,7 +80,7 @@ test-jax: ## hdet.jax against the real jax, optax, flax, equinox and orbax, in b
 	build/jax/bin/python -m pip install -e '.[jax]' equinox flax orbax-checkpoint hypothesis matplotlib pytest pytest-timeout pytest-xdist
 	build/jax/bin/python -m pytest -n 2 --dist loadfile tests/jax $(PYTEST_ARGS)
 
-# By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
+# In CI once a night: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
 test-oldest: PYTHON := python$(OLDEST_PYTHON)
 test-oldest: ## the library's tests on the built wheel, with the oldest Python and torch that pyproject.toml states
 	$(call test_wheel,build/oldest,torch==$(OLDEST_TORCH).0)
@@ -89,17 +89,18 @@ test-newest: PYTHON := python$(NEWEST_PYTHON)
 test-newest: ## the same with the newest Python that it names and the newest torch; PYTHON= takes another
 	$(call test_wheel,build/newest,torch)
 
-test-wheel: ## the library's tests on the built wheel in an environment of its own, with the torch of constraints.txt
+test-wheel: ## the same with the torch of constraints.txt; WHEEL=dist/... takes a wheel that is there
 	$(call test_wheel,build/wheel,$(shell grep '^torch==' constraints.txt))
 
 test-oldest test-newest test-wheel: export PYTHONPATH :=
 
-# $(1): the folder of the environment, $(2): which torch. The sources are not on the path: hdet is the wheel's.
+# $(1): the folder of the environment, $(2): which torch. The sources are not on the path: hdet is the wheel's, which is
+# built here or is $(WHEEL).
 define test_wheel
 	@$(PYTHON) --version > /dev/null 2>&1 || { echo "make $@: $(PYTHON) does not run. Install it, or name one that does:" \
 	  "make $@ PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(1)
-	$(1)/bin/python -m pip wheel --no-deps --wheel-dir $(1) .
+	$(if $(WHEEL),cp $(WHEEL) $(1)/,$(1)/bin/python -m pip wheel --no-deps --wheel-dir $(1) .)
 	$(1)/bin/python -m pip install '$(2)' "$$(echo $(1)/hdet-*.whl)[test,cli,report]"
 	$(1)/bin/python -c 'import sys, torch, hdet; print(sys.version, torch.__version__, hdet.__file__, sep="\n")'
 	$(1)/bin/python -m pytest -p no:cacheprovider -n 2 --dist loadfile tests $(BEYOND:%=--ignore=%) --pyargs hdet $(PYTEST_ARGS)

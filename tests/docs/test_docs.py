@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import hdet
 from hdet.rule.constants import DEFAULT, LIMITS

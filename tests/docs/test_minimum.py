@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 STATED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -26,6 +27,9 @@ def test_pages_and_settings_say_the_same() -> None:
     for page in ("README.md", "docs/getting-started.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert f"Python {PYTHON} or later and torch {TORCH} or later" in text, page
+    for page in ("CONTRIBUTING.md", "Makefile", "constraints.txt"):
+        stated = re.findall(r"Python (3\.\d+) (?:or|and) later", (ROOT / page).read_text(encoding="utf-8"))
+        assert stated == [PYTHON], page
     assert NAMED[0] == PYTHON
     assert STATED["tool"]["mypy"]["python_version"] == PYTHON
     assert STATED["tool"]["ruff"]["target-version"] == "py" + PYTHON.replace(".", "")

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def log_test_run(folder: Path, workload: str, rows: Iterable[str], reason: str) 
     """A dated line for a run of a test workload, before it is run."""
     folder.mkdir(parents=True, exist_ok=True)
     line = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "workload": workload,
         "rows": list(rows),

@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import torch.distributed as dist
@@ -126,7 +126,7 @@ class JournalWriter:
 
         ``ended``: when the training of the round ended, by ``time.perf_counter``.
         """
-        replicas, now = len(record["replicas"]), datetime.now(timezone.utc).isoformat(timespec="seconds")
+        replicas, now = len(record["replicas"]), datetime.now(UTC).isoformat(timespec="seconds")
         record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
         if self._has_other_knobs:
             record["knobs"] = list(knobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 
@@ -47,7 +47,7 @@ class Action(IntEnum):
     """A search begins again from the weights as they were before the first step."""
 
 
-class _Told(str, Enum):
+class _Told(StrEnum):
     """A code, which is the value, and what it says to people."""
 
     text: str
