@@ -14,7 +14,7 @@ from hdet.errors import ArgumentError, HdetError
 
 STATE_VERSION = 8
 """Of the states of runs. Those of 0.1.0 have 8. When it is raised, states of earlier versions are turned as they are
-read: ``tests/test_old_states.py`` loads them for ever."""
+read: ``tests/versions`` loads them for ever."""
 STATE_WORDS = "the checkpoint's hdet state"
 _SHOWN = 8
 """So many keys of a foreign state are shown."""
