@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from hdet.checks import shown
+from hdet._version import __version__
+from hdet.checks import is_int, is_real, shown
 from hdet.errors import ArgumentError, HdetError
 
-STATE_VERSION = 7
+STATE_VERSION = 8
+"""Of the states of runs. Those of 0.1.0 have 8. When it is raised, states of earlier versions are turned as they are
+read: ``tests/versions`` loads them for ever."""
 STATE_WORDS = "the checkpoint's hdet state"
 _SHOWN = 8
 """So many keys of a foreign state are shown."""
 _CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 _CURES = {
-    "version": "load it with the hdet that wrote it",
     "way": "build the scheduler as it was when it was saved: hdet.auto makes a search, hdet.OneCycleLR replicas",
     "knobs": "build the optimizer and the knobs as they were when it was saved",
 }
@@ -67,14 +69,46 @@ def reading(what: str, cure: str = _CURE) -> Iterator[None]:
         raise ArgumentError(f"{what} does not fit ({type(error).__name__}: {error}); {cure}") from error
 
 
+def written(version: int) -> dict[str, Any]:
+    """What every state says first: the version of its format, and the hdet that wrote it."""
+    return {"version": version, "hdet": __version__}
+
+
+def check_version(what: str, state: Mapping[str, Any], own: int) -> None:
+    """Raise unless a state is of the version that is read here. ``what``: the state, for messages."""
+    if state.get("version") != own:
+        raise ArgumentError(version_words(what, state.get("version"), own, state.get("hdet")))
+
+
+def version_words(what: str, version: object, own: int, writer: object) -> str:
+    """Why a format cannot be read, and what to do: it is newer than this hdet, or of before 0.1.0, or damaged.
+
+    Args:
+        what: has the format.
+        version: of it.
+        own: the one that this hdet reads.
+        writer: the hdet that wrote it, as far as that is known.
+
+    >>> version_words("the state", 9, 8, "0.2.0").replace(__version__, "0.1.0")
+    'the state has version = 9 (written by hdet 0.2.0), but hdet 0.1.0 reads version 8; update hdet to 0.2.0 or later'
+    """
+    by = f" (written by hdet {writer})" if isinstance(writer, str) else ""
+    cure = "it is damaged or of something else: load an earlier one, or the right one"
+    if is_int(version):
+        newer = f"update hdet to {writer if by else 'the one that wrote it'} or later"
+        cure = newer if version > own else "load it with the hdet that wrote it"  # type: ignore[operator]  # a number
+    return f"{what} has version = {shown(version)}{by}, but hdet {__version__} reads version {own}; {cure}"
+
+
 def run_state(kind: str, knobs: Sequence[str], spreads: Sequence[float]) -> dict[str, Any]:
     """What every run saves of itself. ``kind``: "search" or "replicas"."""
-    return {"version": STATE_VERSION, "way": kind, "knobs": list(knobs), "spreads": list(spreads)}
+    return {**written(STATE_VERSION), "way": kind, "knobs": list(knobs), "spreads": list(spreads)}
 
 
 def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None:
     """Raise unless a state is that of such a run, of this version, with these knobs."""
-    own = {"version": STATE_VERSION, "way": kind, "knobs": list(knobs)}
+    check_version(STATE_WORDS, state, STATE_VERSION)
+    own = {"way": kind, "knobs": list(knobs)}
     for name, cure in _CURES.items():
         if state.get(name) != own[name]:
             here = f"but here it is {shown(own[name])}"
@@ -110,6 +144,23 @@ def fields_of(record: object) -> dict[str, Any]:
 def from_fields(kind: type[Record], saved: Mapping[str, Any]) -> Record:
     """A new record from :func:`fields_of`. Raises if a field is missing or of another type; others are ignored."""
     return kind(**{name: _made(hint, saved[name]) for name, hint in get_type_hints(kind).items()})
+
+
+def numbers_from(kind: type[Record], saved: Iterable[Sequence[Any]]) -> Record:
+    """A named tuple of numbers from :func:`in_pairs`, which must have exactly its names: one that is missing, or that
+    nothing asks for any more, would change the run.
+
+    >>> from hdet.rule.constants import LIMITS, Limits
+    >>> numbers_from(Limits, in_pairs(LIMITS._asdict())) == LIMITS
+    True
+    """
+    given = {str(name): value for name, value in saved}
+    names = set(get_type_hints(kind))
+    if set(given) != names:
+        raise ValueError(f"numbers of another rule: {shown(sorted(set(given) ^ names))}")
+    if not all(map(is_real, given.values())):
+        raise ValueError(f"its numbers are {shown(given)}")
+    return from_fields(kind, given)
 
 
 def plain(value: Any) -> Any:

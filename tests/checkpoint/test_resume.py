@@ -95,7 +95,7 @@ def test_a_search_of_something_else_is_refused_and_changes_nothing(tmp_path: Pat
     late = other.scheduler.search_state_dict()
     smaller = {**fits, "snapshots": [[0, {"places": [0], "weights": []}]]}
     for search in (late, smaller, {**fits, "version": 0}, {**fits, "measure": 3}, {**fits, "losses": 3}):
-        with pytest.raises(hdet.ArgumentError, match="the state of a search does not fit"):
+        with pytest.raises(hdet.ArgumentError, match=r"the state of a search (does not fit|has version = 0)"):
             run.scheduler.load_search_state_dict(search)
     with pytest.raises(hdet.ArgumentError, match="state_dict must be a dict"):
         run.scheduler.load_search_state_dict([1, 2])

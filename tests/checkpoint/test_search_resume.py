@@ -141,7 +141,7 @@ def test_a_damaged_search_is_refused_before_anything_changes(damage: Callable[[A
     damage(bad)
     search = search_of(scheduler)
     before = (search.steps.measure, search.steps.snapshots, search.learned)
-    with pytest.raises(ArgumentError, match="the state of a search does not fit"):
+    with pytest.raises(ArgumentError, match=r"the state of a search (does not fit|has version = 5)"):
         scheduler.load_search_state_dict(bad)
     assert (search.steps.measure, search.steps.snapshots, search.learned) == before
 

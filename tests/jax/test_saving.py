@@ -15,7 +15,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
+import hdet
 import hdet.jax
+import hdet.jax.state as states
+from hdet.rule import constants
 from tests.jax.test_auto import STEPS, Loop, weights
 
 WRONG = {50: np.nan, 75: 1e5}
@@ -40,6 +43,25 @@ def test_a_run_is_resumed_bit_for_bit(loop: Loop, at: int, tmp_path: Path) -> No
     for one, other in zip(jax.tree.leaves(there), jax.tree.leaves(here), strict=True):
         np.testing.assert_array_equal(one, other)
     assert hdet.jax.found(here[1]).rolled_back >= 1
+
+
+def test_a_state_of_other_constants_is_refused_before_a_step_is_traced(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, params = loop.optimizer.init(weights()), weights()
+    for cache in (states.rule_id, states._places):
+        cache.cache_clear()
+    with monkeypatch.context() as later:
+        later.setattr(constants, "DEFAULT", constants.DEFAULT._replace(max_growth=3.0))
+        later.setattr(states, "__version__", "0.9.0")
+        for ask in (lambda: loop.optimizer.update(params, state, params), lambda: hdet.jax.found(state)):
+            with pytest.raises(
+                hdet.ArgumentError, match=r"which is that of hdet 0\.9\.0, but got one of [0-9a-f]{8}: its"
+            ):
+                ask()
+    for cache in (states.rule_id, states._places):
+        cache.cache_clear()
+    assert hdet.jax.found(state).status == "searching"
 
 
 def test_no_step_calls_the_host(loop: Loop) -> None:

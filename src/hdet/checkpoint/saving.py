@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet._version import __version__
 from hdet.checkpoint.file import Whole, checkpoints_at, digest_of, newest_whole, read, write
 from hdet.checks import is_one_of, must_be, must_count, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
@@ -27,7 +28,7 @@ from hdet.rollback.guard import Guard
 from hdet.rollback.storage import leaves
 from hdet.schedulers.auto_scheduler import AutoScheduler
 from hdet.schedulers.replica_scheduler import ReplicaScheduler
-from hdet.state import reading
+from hdet.state import reading, version_words
 
 Result = TypeVar("Result")
 _Part = TypeVar("_Part")
@@ -205,7 +206,7 @@ def _content(parts: Mapping[str, Any], guards: Mapping[str, Any], losses: Mappin
     for name, value in {**states, **values}.items():
         _refuse_shards(name, leaves(value))
     searches = {name: {**found[name].search_state_dict(), "losses": rows} for name, rows in losses.items()}
-    return {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
+    return {"hdet": _FORMAT, "written_by": __version__, "states": states, "values": values, "searches": searches}
 
 
 def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, AutoScheduler]) -> None:
@@ -247,7 +248,8 @@ def _checked_content(found: Whole, parts: Mapping[str, Any], ignore: Sequence[st
     content = read(file)
     _refuse_another(found)  # torch opens it twice: it may have been replaced meanwhile
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
-        raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
+        of = content if isinstance(content, dict) else {}
+        raise CheckpointError(version_words(str(file), of.get("hdet"), _FORMAT, of.get("written_by")))
     states, searches = content["states"], content["searches"]
     _refuse_sharded_parts(parts, {k: one for k, one in _inside(parts, AutoScheduler).items() if k in searches})
     for name in parts:

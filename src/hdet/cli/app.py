@@ -14,6 +14,7 @@ import typer
 
 from hdet._version import __version__
 from hdet.cli import complain
+from hdet.cli.doctor import findings
 from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError, HdetError, JournalError, harmless
 from hdet.files import replacing
@@ -29,6 +30,10 @@ _Also = Annotated[Path | None, typer.Option("--out", "-o", help="Also write a pa
 _Table = Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file.", show_default="CSV on stdout")]
 _Title = Annotated[str | None, typer.Option(help="Its title.", show_default="the run's name")]
 _Every = Annotated[bool, typer.Option("--every-step", help="A row for every step, not only where a round ends.")]
+_FOLDER = {"metavar": "FOLDER", "show_default": "this folder"}
+_Journals = Annotated[Path, typer.Option("--journal", help="Where journals are to be written.", **_FOLDER)]
+_Checkpoints = Annotated[Path, typer.Option("--checkpoints", help="Where checkpoints are to be written.", **_FOLDER)]
+_HERE = Path(".")
 _Version = Annotated[bool, typer.Option("--version", help="Print the version and leave.")]
 _Usage: Any = typer.BadParameter.__mro__[1]
 """Click's base class of errors in the command line. Newer versions of typer contain their own click."""
@@ -70,11 +75,11 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     output, data = Output(as_json), load_run(run)
     out = out or (run if run.is_dir() else run.parent) / "report.html"
     _refuse_to_overwrite(out, force)
-    write_report([data], out, title=title)
     output.say(words.verdict(data))
     _say_alarms(output, [data])
     if (found := words.advice(data)) is not None:
         output.say(str(found))
+    write_report([data], out, title=title)  # after what is known at once, since plotly takes its time
     output.say(str(out))
     output.result(out=out, verdict=words.verdict(data), rounds=data.length)
 
@@ -110,6 +115,32 @@ def export(
         _write_csv(sys.stdout, map(harmless, found), rows)
 
 
+def doctor(journal: _Journals = _HERE, checkpoints: _Checkpoints = _HERE, as_json: Json = False) -> None:
+    """Print what a bug report has to say of this machine, and a line for each thing that will not work on it.
+
+    Versions, frameworks, devices, and whether a journal and a checkpoint can be written: both are written, and removed.
+    Only torch is imported, which takes some seconds. The exit code is 1 if anything will not work.
+
+    ```
+    hdet doctor --journal runs --checkpoints /mnt/checkpoints
+    ```
+    """
+    output = Output(as_json)
+    told: dict[str, str] = {}
+    wrong: list[str] = []
+    for one in findings(journal, checkpoints):
+        output.say(f"{one.name}: {one.says}")
+        told[one.name] = one.says
+        wrong += one.wrong
+    for line in wrong:
+        output.say(f"will not work: {line}", style="bold red")
+    output.result(found=told, will_not_work=wrong)
+    if wrong:
+        raise typer.Exit(
+            complain(f"things that will not work: {len(wrong)}; the lines above name them", as_json=False, code=1)
+        )
+
+
 def _write_csv(file: TextIO, knobs: Iterable[str], rows: Iterable[Sequence[float | None]]) -> None:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["step", *knobs])
@@ -128,18 +159,21 @@ def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
         raise ArgumentError(f"{path} exists already; name another file with -o, or replace a file with --force")
 
 
-def commands(*functions: Callable[..., Any]) -> typer.Typer:
-    """A command line with a command for each function."""
+def commands(*functions: Callable[..., Any], completes: bool = False) -> typer.Typer:
+    """A command line with a command for each function. ``completes``: a shell can be told to complete its words."""
     settings = {"help_option_names": ["-h", "--help"]}
     made = typer.Typer(
-        rich_markup_mode="markdown", add_completion=False, pretty_exceptions_enable=False, context_settings=settings
+        rich_markup_mode="markdown",
+        add_completion=completes,
+        pretty_exceptions_enable=False,
+        context_settings=settings,
     )
     for function in functions:
         made.command()(function)
     return made
 
 
-app = commands(compare, report, export)
+app = commands(compare, report, export, doctor, completes=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -153,8 +187,9 @@ def _root(context: typer.Context, version: _Version = False) -> None:
     hdet export run.jsonl -o schedule.csv
     ```
 
-    Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten without
-    `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C.
+    `hdet doctor` says what works on this machine, for a bug report. `hdet --install-completion` completes words in your
+    shell. Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten
+    without `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C.
     """
     if version or context.invoked_subcommand is None:
         print(f"hdet {__version__}" if version else context.get_help())

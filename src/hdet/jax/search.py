@@ -24,7 +24,7 @@ from hdet.jax.numbers import Apart, Array, count_of, number, quotient, typed_as,
 from hdet.jax.progress import LONGEST, Progress
 from hdet.jax.rule import Cases, Decision, Evidence, Snapshots, after_round, peak_factor
 from hdet.jax.schedule import Plan, Shape
-from hdet.jax.state import AutoState, Memory, Notes, Round, Steps
+from hdet.jax.state import AutoState, Memory, Notes, Round, Steps, refuse_other_rule
 from hdet.rule.constants import DEFAULT as C
 from hdet.rule.enums import Action, Phase, Verdict
 from hdet.rule.state import State
@@ -335,6 +335,7 @@ def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Ar
     cure = "call update(grads, state, params, value=loss)"
     must_be("given to update(), since the search measures how far they move", params is not None, cure, params=params)
     must_be("that of hdet.jax.auto", isinstance(state, AutoState), "make it by init(params)", state=state)
+    refuse_other_rule(state)
     for name, tree in (("params", params), ("grads", gradients)):
         if _outline(tree) != _outline(state.origin):
             raise ArgumentError(

@@ -8,12 +8,14 @@ takes longer than a training step of a small network, since each of them is an a
 from __future__ import annotations
 
 from functools import cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdet._version import __version__
 from hdet.checks import must_count
 from hdet.errors import ArgumentError
 from hdet.jax import numbers as xp
@@ -24,7 +26,7 @@ from hdet.jax.numbers import Array, Sum, absent, number, quotient, where
 from hdet.jax.progress import ENDS, LONGEST, Progress
 from hdet.jax.rule import Snapshots, code_of, new_state, peak_factor
 from hdet.jax.schedule import Plan
-from hdet.rule.constants import BLOCKS, QUIET
+from hdet.rule.constants import BLOCKS, QUIET, all_numbers
 from hdet.rule.constants import DEFAULT as C
 from hdet.rule.enums import Phase, Reason
 from hdet.rule.found import Found, status_of, within
@@ -182,7 +184,8 @@ class AutoState(NamedTuple):
     """Snapshots of weights and inner state: two, or none with ``rollback=False``."""
     steps: Steps
     vectors: dict[str, Array]
-    """The memory: a vector of all floating-point numbers, one of all else, and its long arrays."""
+    """The memory: a vector of all floating-point numbers, one of all else, and its long arrays. The first one's name
+    says of which rule they are (:func:`rule_id`)."""
 
     @property
     def memory(self) -> Memory:
@@ -220,13 +223,43 @@ def _outline() -> Memory:
 
 
 @cache
+def rule_id() -> str:
+    """A name for the rule's constants, and for what is remembered and in which order: of another hdet, it may differ.
+
+    Constants are part of the compiled program, so a state cannot bring its own. It is refused instead, before a step is
+    traced, since its vector has another name. Tools that restore into a state of now also compare names.
+    """
+    guards = {"LOOKS", "ROUNDS"}  # a guard's limits; there is none here
+    own = sorted((name, value) for name, value in all_numbers().items() if name not in guards)
+    return sha256(repr((own, _names_in(_outline()))).encode()).hexdigest()[:8]
+
+
+def _names_in(part: Any) -> Any:
+    """The names in a tree, and the shapes."""
+    if hasattr(part, "_fields"):
+        return [(name, _names_in(value)) for name, value in part._asdict().items()]
+    return getattr(part, "shape", None)
+
+
+def refuse_other_rule(state: AutoState) -> None:
+    """Raise unless this hdet's rule can go on from a state."""
+    (saved,) = [key for key in state.vectors if key.startswith("numbers")] or [""]
+    if saved != (own := f"numbers-{rule_id()}"):
+        raise ArgumentError(
+            f"state must be of the rule {own.removeprefix('numbers-')}, which is that of hdet {__version__}, but got "
+            f"one of {saved.removeprefix('numbers-') or 'none'}: its run began with other constants; go on with the "
+            "hdet that began it, or begin a new run with these params"
+        )
+
+
+@cache
 def _places() -> dict[str, list[tuple[str, int, Any]]]:
     """For each part of the memory, of each array in it: in which vector it is, and where, and its shape and type."""
     found: dict[str, list[tuple[str, int, Any]]] = {}
     ends: dict[str, int] = {}
     for name, part in _outline()._asdict().items():
         for i, leaf in enumerate(jax.tree.leaves(part)):
-            kind = "numbers" if jnp.issubdtype(leaf.dtype, jnp.floating) else "counts"
+            kind = f"numbers-{rule_id()}" if jnp.issubdtype(leaf.dtype, jnp.floating) else "counts"
             key = kind if leaf.size <= BLOCKS else f"{name}{i}"
             found.setdefault(name, []).append((key, ends.get(key, 0), leaf))
             ends[key] = ends.get(key, 0) + leaf.size
@@ -243,6 +276,7 @@ def state_in(state: Any) -> AutoState:
         raise ArgumentError(
             f"state must have the state of one hdet.jax.auto in it, but got {len(own)}; give what update() has returned"
         )
+    refuse_other_rule(own[0])
     return own[0]
 
 

@@ -16,12 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
 from hdet.files import named, path_of
 from hdet.journal.file import SCHEMA, decoded
 from hdet.rule.enums import Event
-from hdet.state import reading
+from hdet.state import reading, version_words
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ def stream_journal(path: str | os.PathLike[str]) -> JournalStream:
         raise JournalError(f"{path} has no header line, so it is not a journal; give a file written by journal=")
     if header.get("schema") != SCHEMA:
         raise JournalError(
-            f"{path} has journal schema {shown(header.get('schema'))}, this hdet reads {SCHEMA}; use the hdet "
-            "that wrote it"
+            version_words(f"the schema of the journal {path}", header.get("schema"), SCHEMA, header.get("hdet"))
         )
     return JournalStream(header, _at_lines(file, lines), resumes, len(lines))
 

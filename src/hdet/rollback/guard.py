@@ -47,10 +47,10 @@ from hdet.rollback.snapshots import Snapshots
 from hdet.rule.constants import BLOCKS
 from hdet.rule.enums import Action
 from hdet.rule.judge import Snapshot
-from hdet.state import fields_of, from_fields, reading
+from hdet.state import check_version, fields_of, from_fields, reading, written
 
 _log = logging.getLogger("hdet")
-_VERSION = 5
+_VERSION = 6
 _WORDS = "the checkpoint's state of a hdet.Guard"
 _UNHEARD = 64
 """Calls without a step of the optimizer after which a guard raises an error. A GradScaler leaves out fewer in a row."""
@@ -165,7 +165,14 @@ class Guard:
         state = self._state
         if state.hold is not None and state.hold.replaced is not None:
             self._snapshots.roll_back_(ASIDE, self._optimizer, self._model)
-        self._state = GuardState(begun=self._t, slowed=state.slowed, held=state.held, left_out=state.left_out)
+        self._state = GuardState(
+            begun=self._t,
+            slowed=state.slowed,
+            held=state.held,
+            left_out=state.left_out,
+            look_limits=state.look_limits,
+            round_limits=state.round_limits,
+        )
         self._snapshots.keep_only(())
         self._readings.forget(self._t)
         self._looked, self._size = self._t, math.inf
@@ -320,7 +327,7 @@ class Guard:
         ``hdet.save`` takes a guard as a part. If weights are sharded, each rank saves its own.
         """
         return {
-            "version": _VERSION,
+            **written(_VERSION),
             "step": self._t,
             "looked": self._looked,
             "size": self._size,
@@ -331,10 +338,9 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`. The arguments stay this guard's own. Raises before anything is changed."""
-        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            raise ArgumentError(
-                f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
-            )
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"{_WORDS} must be a dict, but got {shown(state)}; give what state_dict() gave")
+        check_version(_WORDS, state, _VERSION)
         with reading(_WORDS, "build model and optimizer as they were when it was saved"):
             readings = Readings.loaded(self._ranks.replica_index.own(state["readings"]))
             snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, _ON_HOST, self._also)

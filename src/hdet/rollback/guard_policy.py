@@ -42,7 +42,7 @@ from hdet.rollback.guard_state import (
     Slowed,
     Step,
 )
-from hdet.rule.constants import FEWEST, LOOKS, ROUNDS, Limits
+from hdet.rule.constants import FEWEST, LOOKS, Limits
 from hdet.rule.enums import Action, Verdict
 from hdet.rule.judge import Block, LossHistory, Snapshot, blocks_of, is_due, judge
 
@@ -150,7 +150,7 @@ class GuardPolicy:
             return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
         if state.strange > 1:
             losses = [one.loss for one in steps if one.loss is not None and state.usual.is_exceeded_by(Step(one.loss))]
-            levels = state.usual.median_loss, losses[-1] if losses else math.nan, LOOKS.as_bad
+            levels = state.usual.median_loss, losses[-1] if losses else math.nan, state.look_limits.as_bad
             return self._diverged(state, t, before_first_strange, Cause.STEP, levels)
         if state.strange or 0 < len(state.unjudged) < LOOK:
             return GuardDecision(state)
@@ -159,16 +159,16 @@ class GuardPolicy:
     def _judged(self, state: GuardState, t: int, spacing: int, known: int) -> GuardDecision:
         """The level of a look is judged, then that of a round that ends. Another snapshot is made if it is due."""
         blocks, latest = [Block(loss, 1) for loss in state.unjudged], known - SPACING
-        looks, verdict = judge(state.looks, blocks, falling=False, limits=LOOKS)
-        levels = _levels(state.looks, looks, LOOKS)
+        looks, verdict = judge(state.looks, blocks, falling=False, limits=state.look_limits)
+        levels = _levels(state.looks, looks, state.look_limits)
         state = state._replace(looks=looks, unjudged=())
         if verdict is not Verdict.DIVERGED and known - state.begun >= self.check_every:
-            rounds, verdict = judge(state.rounds, blocks_of(state.losses), falling=False, limits=ROUNDS)
-            levels, latest = _levels(state.rounds, rounds, ROUNDS), min(latest, state.begun)
+            rounds, verdict = judge(state.rounds, blocks_of(state.losses), falling=False, limits=state.round_limits)
+            levels, latest = _levels(state.rounds, rounds, state.round_limits), min(latest, state.begun)
             state = state._replace(rounds=rounds, begun=known, losses=())
         if verdict is Verdict.DIVERGED:
             return self._diverged(state, t, latest, Cause.LOSSES, levels)
-        is_well = not blocks or _is_well(looks, blocks[-1])
+        is_well = not blocks or _is_well(looks, blocks[-1], state.look_limits)
         if state.unproven is not None or not is_due(state.kept, t, spacing) or not is_well:
             return GuardDecision(state)  # if the last loss is not well, the next look shows what became of the weights
         return GuardDecision(state._replace(unproven=Snapshot(t, RECENT)), Action.KEEP, RECENT)
@@ -282,7 +282,7 @@ def _undone(state: GuardState, hold: Hold) -> GuardDecision:
     return GuardDecision(state, action, ASIDE, ended=hold, outcome=Outcome.HARDER_DATA)
 
 
-def _is_well(history: LossHistory, block: Block) -> bool:
+def _is_well(history: LossHistory, block: Block, limits: Limits = LOOKS) -> bool:
     """Whether a single loss shows no leap, so that the weights next to it can be trusted.
 
     >>> history = LossHistory()
@@ -292,4 +292,4 @@ def _is_well(history: LossHistory, block: Block) -> bool:
     (True, False)
     """
     unbiased = history._replace(suspect_level=math.nan, nonfinite_streak=0)
-    return judge(unbiased, [block] * FEWEST, falling=False, limits=LOOKS)[1] is Verdict.FINE
+    return judge(unbiased, [block] * FEWEST, falling=False, limits=limits)[1] is Verdict.FINE

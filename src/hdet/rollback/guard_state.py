@@ -13,7 +13,7 @@ from enum import IntEnum
 from statistics import fmean, median
 from typing import NamedTuple
 
-from hdet.rule.constants import LOOKS
+from hdet.rule.constants import LOOKS, ROUNDS, Limits
 from hdet.rule.enums import Action
 from hdet.rule.judge import LossHistory, Snapshot
 
@@ -213,6 +213,9 @@ class GuardState(NamedTuple):
     """How many other batches were left out, because their gradients were strange."""
     since_kept: int = 0
     """Rollbacks since a snapshot was last kept."""
+    look_limits: Limits = LOOKS
+    """What a look may lose: a guard that is resumed judges as it did before, also in another version of hdet."""
+    round_limits: Limits = ROUNDS
 
     @property
     def slots(self) -> set[int]:
@@ -226,7 +229,7 @@ class GuardState(NamedTuple):
         While the level of the losses is above its lowest anyway, a single loss says nothing: those of adversaries rise
         by themselves.
         """
-        if self.looks.before and min(self.looks.before) - self.looks.lowest > LOOKS.noise * self.looks.noise:
+        if self.looks.before and min(self.looks.before) - self.looks.lowest > self.look_limits.noise * self.looks.noise:
             step = step._replace(loss=None) if step.is_finite else step
         return self.usual.is_exceeded_by(step, NEXT if self.strange else FAR)
 

@@ -12,11 +12,11 @@ that no experiment changes.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Constants(NamedTuple):
-    """The rule's numbers. An experiment may change one."""
+    """The rule's numbers. An experiment may change one. A saved search has those that it began with."""
 
     # rounds
     min_round: int = 2
@@ -194,3 +194,8 @@ DIV_FACTOR, FINAL_DIV_FACTOR = 25.0, 1e4
 """A run without a search begins at its peak over the first, and all end at that over the second: torch's defaults."""
 CLIMB = 0.1
 """On a schedule of the user's, the search climbs for this part of the run at least (LOG, any schedule)."""
+
+
+def all_numbers() -> dict[str, Any]:
+    """Every number in this file by its name, of which a run that is resumed must have the same."""
+    return {name: value for name, value in globals().items() if name.isupper()}

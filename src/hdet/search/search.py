@@ -39,6 +39,7 @@ from hdet.ranks.group import Solo, arriving
 from hdet.ranks.shards import refuse_partitions
 from hdet.rollback.losses import Losses
 from hdet.rollback.snapshots import START, Snapshots
+from hdet.rule.constants import Constants, Limits
 from hdet.rule.decision import Decision, Evidence, Rule, next_end
 from hdet.rule.enums import Action, Phase, Reason
 from hdet.rule.found import Found
@@ -50,7 +51,19 @@ from hdet.search.gathering import Ranks
 from hdet.search.measure import Measure
 from hdet.search.memory import Memory
 from hdet.search.steps import Sampling, Steps
-from hdet.state import STATE_VERSION, STATE_WORDS, EqualByState, check_run, plain, reading, run_state
+from hdet.state import (
+    STATE_VERSION,
+    STATE_WORDS,
+    EqualByState,
+    check_run,
+    check_version,
+    in_pairs,
+    numbers_from,
+    plain,
+    reading,
+    run_state,
+    written,
+)
 
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
@@ -358,7 +371,8 @@ class Search(EqualByState):
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
         made = self.steps.made
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
-        return {**envelope, **self.memory.saved(), "made": made, "begun": made - self.steps.in_round}
+        numbers = {"constants": in_pairs(self.rule.constants._asdict()), "limits": in_pairs(self.rule.limits._asdict())}
+        return {**envelope, **numbers, **self.memory.saved(), "made": made, "begun": made - self.steps.in_round}
 
     def check(self, state: Mapping[str, Any]) -> Found:
         """Raise unless :meth:`load` can go on from it. Changes nothing.
@@ -368,16 +382,16 @@ class Search(EqualByState):
         """
         check_run(state, KIND, self.knobs)
         with reading(STATE_WORDS):
-            return _read(state)[0].told
+            return _read(state).memory.told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
-        """Go on at step ``t`` from a state that :meth:`check` accepts.
+        """Go on at step ``t`` from a state that :meth:`check` accepts, with the constants that its search began with.
 
         Without :meth:`load_tensors` a new path begins, and there is no snapshot yet.
         """
-        memory, made, begun = _read(state)
-        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
-        self.steps.restart(made, made - begun)
+        memory, constants, limits, made, begun = _read(state)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, constants=constants, limits=limits)
+        self.steps.restart(made, made - begun, constants)
         self.memory = memory
         self.memory.lead = self._groups[0]
         self._lacks_tensors = self.learned.phase is Phase.SEARCHING
@@ -404,7 +418,7 @@ class Search(EqualByState):
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What the search holds in tensors at step ``t``, and this rank's losses of the round so far."""
         return {
-            "version": STATE_VERSION,
+            **written(STATE_VERSION),
             "step": t,
             "losses": [self.losses.saved()],
             "kept": plain(self.learned.snapshots),
@@ -415,9 +429,9 @@ class Search(EqualByState):
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
         with reading("the state of a search", _FIRST):
-            version, step = search["version"], search["step"]
-            if (version, step) != (STATE_VERSION, t):
-                raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+            check_version("the state of a search", search, STATE_VERSION)
+            if search["step"] != t:
+                raise ValueError(f"it is of step {search['step']}, the scheduler is at {t}")
             losses = Losses.loaded(self.rank_group.replica_index.own(search["losses"]))
             kept = tuple(Snapshot(int(made), int(slot)) for made, slot in search["kept"])
             measure = Measure.loaded(search["measure"], self._groups, optimizer)
@@ -427,6 +441,20 @@ class Search(EqualByState):
         self._lacks_tensors = False
 
 
-def _read(state: Mapping[str, Any]) -> tuple[Memory, int, int]:
-    """What is remembered, and the steps made: in all, and before this round."""
-    return Memory.loaded(state), int(state["made"]), int(state["begun"])
+class _Saved(NamedTuple):
+    """What a state says."""
+
+    memory: Memory
+    constants: Constants
+    limits: Limits
+    """Those of the library when the search began, which an upgrade may have changed since."""
+    made: int
+    """Steps, in all."""
+    begun: int
+    """Before this round."""
+
+
+def _read(state: Mapping[str, Any]) -> _Saved:
+    """Raises for constants that this rule does not have, and for those that it has and the state has not."""
+    constants, limits = numbers_from(Constants, state["constants"]), numbers_from(Limits, state["limits"])
+    return _Saved(Memory.loaded(state), constants, limits, int(state["made"]), int(state["begun"]))

@@ -89,8 +89,9 @@ class Steps:
         hook_steps(optimizer, self, Steps._step_begins, Steps._step_is_over)
         self.snapshots.watch(optimizer)
 
-    def restart(self, made: int, in_round: int) -> None:
+    def restart(self, made: int, in_round: int, constants: Constants) -> None:
         """Forget what was measured and kept, as it is of another run, and count on from there."""
+        self._constants = constants
         self.measure = Measure(self.measure.groups)
         self.snapshots = Snapshots()
         self.made, self.in_round, self._weights_before = made, in_round, None
