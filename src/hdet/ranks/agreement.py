@@ -182,8 +182,8 @@ def agree(
         for i, at_i in enumerate(zip_longest(*group.gather_objects(weights.outline), fillvalue="missing")):
             check_equal([{f"tensor {i} of the model": text} for text in at_i], _SAME_MODEL)
     return Agreement(
-        losses=[sum(of["loss"][rank] for rank in ranks) / len(ranks) for ranks in group.members],
-        signals=[sum(of["signal"][rank] for rank in ranks) / len(ranks) for ranks in group.members],
+        losses=[_mean(of["loss"], ranks) for ranks in group.members],
+        signals=[_mean(of["signal"], ranks) for ranks in group.members],
         has_losses=own.has_loss and occasion is Occasion.ROUND_END,
         finite=[all(of["finite"][rank] > 0 for rank in ranks) for ranks in group.members],
         moving_equal=expect_equal and _all_equal(of["held"], of["moving"]),
@@ -191,6 +191,11 @@ def agree(
         writer=next((rank for rank, keeps in enumerate(of["keeps_journal"]) if keeps), None),
         held=of["held"],
     )
+
+
+def _mean(of: list[float], ranks: list[int]) -> float:
+    """The mean of a replica's ranks; most replicas are one rank."""
+    return of[ranks[0]] if len(ranks) == 1 else sum(of[rank] for rank in ranks) / len(ranks)
 
 
 def _all_equal(held: list[float], fingerprints: list[float]) -> bool:
