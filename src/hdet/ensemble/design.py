@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from operator import mul
 
@@ -119,8 +119,15 @@ def permutation(seed: int, k: int, knob: int, n: int) -> list[int]:
     """
     if k == 0:
         return list(range(n))
-    digests = [sha256(b"%d:%d:%d:%d" % (seed, k, knob, r)).digest() for r in range(n)]
+    head = b"%d:%d:%d:" % (seed, k, knob)
+    digests = [sha256(head + number).digest() for number in _numerals(n)]
     return sorted(range(n), key=digests.__getitem__)
+
+
+@cache
+def _numerals(n: int) -> list[bytes]:
+    """The numbers of the replicas as text. To write them takes as long as to hash them."""
+    return [b"%d" % r for r in range(n)]
 
 
 def assign(rho: Sequence[float], seed: int, k: int, knobs: int) -> list[list[float]]:
@@ -174,6 +181,9 @@ Design = Permuted | Balanced
 
 
 def _overlap(columns: list[list[int]], column: list[int]) -> int:
-    """The sum of squared products with the columns before it. It is exact: of sums of floats, ties would depend on how
-    a version of Python rounds them, and so would the design."""
+    """The sum of squared products with the columns before it, in whole numbers.
+
+    Of two equal sums of floats one may be less by its last bit. Versions of Python round sums in different ways, and
+    the design would depend on that.
+    """
     return sum(sum(map(mul, column, other)) ** 2 for other in columns)

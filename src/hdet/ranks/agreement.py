@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -75,7 +76,8 @@ _GIVEN = {Occasion.METRICS: "metrics", Occasion.FINISH: "finish(steps)"}
 """Occasions at which the signal was given by the user, by this argument, and must be equal."""
 
 
-class Agreement(NamedTuple):
+@dataclass(frozen=True)
+class Agreement:
     """What the replicas know of each other once they agree."""
 
     losses: list[float]
@@ -100,7 +102,7 @@ class Agreement(NamedTuple):
         """The agreement of a single replica without a journal. Nothing is read, and nothing is synchronised."""
         return cls([math.nan], [math.nan], False, [True], True, True, None, [0.0])
 
-    @property
+    @cached_property
     def live(self) -> list[bool]:
         """Which replicas count: those with finite weights and, if losses were observed, a finite loss.
 
@@ -193,7 +195,7 @@ def agree(
     )
 
 
-def _mean(of: list[float], ranks: list[int]) -> float:
+def _mean(of: Sequence[float], ranks: Sequence[int]) -> float:
     """The mean of a replica's ranks; most replicas are one rank."""
     return of[ranks[0]] if len(ranks) == 1 else sum(of[rank] for rank in ranks) / len(ranks)
 
