@@ -1,4 +1,5 @@
-"""Tables of README.md, docs/results.md, docs/real-data.md and docs/algoperf.md, from lab/experiments/results.
+"""Tables of README.md and of docs/results.md, real-data.md, the-paper.md and algoperf.md, from lab/experiments/results;
+those of docs/cost.md from lab/benchmarks/results/scale.json.
 
     python docs/make_results.py
 
@@ -10,6 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab" / "experiments"))
@@ -47,6 +49,74 @@ def zoo(known: dict[str, Any]) -> str:
     return "\n\n".join([*parts, "\n".join(lines)])
 
 
+def scale(known: dict[str, Any]) -> str:
+    """What a round's end costs with many replicas: by the model, on the host, and over the loopback device."""
+    speeds = list(known["calculated"][0]["seconds"])
+    table = [
+        ["replicas", "GB sent, shared gradients", "arms", *(f"s at {speed}" for speed in speeds), "gathered"],
+        ["---:"] * (4 + len(speeds)),
+    ]
+    for row in known["calculated"]:
+        sent, seconds = row["sent_gb"], row["seconds"].values()
+        both = [f"{own['shared']:.2g} / {own['arms']:.2g}" for own in seconds]
+        table.append(
+            [row["replicas"], f"{sent['shared']:.1f}", f"{sent['arms']:.1f}", *both, f"{row['gathered_kb']:.1f} kB"]
+        )
+    host = [
+        [
+            "replicas",
+            *(f"design, {n} knobs" for n in (2, 4)),
+            "controller, 2 knobs",
+            "the whole, 4 groups",
+            "with a journal",
+        ],
+        ["---:"] * 6,
+    ]
+    for row in known["host"]:
+        designs = [f"{row[f'permuted_{n}']:.1f} / {row[f'balanced_{n}']:.1f}" for n in (2, 4)]
+        rules = f"{row['corrected_2']:.2f} / {row['normalised_2']:.2f}"
+        journal = f"{row['end_4_journal']:.1f}, a line of {row['line_kb']:.0f} kB"
+        host.append([row["replicas"], *designs, rules, f"{row['end_4']:.1f}", journal])
+    gloo = [["gloo ranks", "shared: copies sent", "s", "arms: copies sent", "s"], ["---:"] * 5]
+    for row in known["gloo"]:
+        cells = []
+        for own in (row["shared"], row["arms"]):
+            cells += [f"{own['copies_sent']:.2f} (calculated {own['copies_calculated']:.0f})", f"{own['seconds']:.2f}"]
+        gloo.append([row["ranks"], *cells])
+    captions = (
+        "*Calculated*: a converge of 1e9 weights, each rank; in seconds shared gradients / arms with Adam:",
+        "*Measured*, ms of the host's CPU per round: permutations / balanced design, `Corrected()` / `Normalised()`:",
+        f"*Measured*: {known['gloo'][0]['weights']:,} weights; copies of them that went over the loopback device:",
+    )
+    made = [f"{text}\n\n{_lines(rows)}" for text, rows in zip(captions, (table, host, gloo), strict=True)]
+    rows = [f"{row['replicas']} of {row['weights']:,} weights {row['ms']:.0f} ms" for row in known["stacked"]]
+    made.append(
+        f"*Measured*, replicas stacked as rows of one tensor, the mean written to all on one core: {', '.join(rows)}."
+    )
+    return "\n\n".join(made)
+
+
+def tasks_of_feed(known: dict[str, Any]) -> str:
+    """AUC and normalised entropy of plain training at the scan's lowest rate, and of all rows at the lower border."""
+    lowest = min(row["rate"] for row in known["rows"])
+    good = min(known["scan"]["rows"], key=lambda row: row["rate"])
+    rows = [{**good, "label": f"{good['label']}, at the good rate"}, *known["rows"]]
+    lines = [["row", "rate", "T", "crashed", "AUC", "normalised entropy"], ["---", *["---:"] * 5]]
+    for row in rows:
+        if row["rate"] > lowest:
+            continue
+        sound = [i for i, crash in enumerate(row["crashed"]) if not crash]
+        of = {kind: [row[name] for name in row if name.startswith(f"{kind}_")] for kind in ("auc", "ne")}
+        means = [fmean(values[i] for values in of[kind] for i in sound) for kind in ("auc", "ne")]
+        crashed = f"{sum(row['crashed'])} of {len(row['crashed'])}"
+        lines.append([row["label"], f"{row['rate']:.3g}", row["T"] or "", crashed, *(f"{mean:.3f}" for mean in means)])
+    return _lines(lines)
+
+
+def _lines(rows: list[list[Any]]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
 def fill(path: Path, begin: str, made: str) -> None:
     """Replace what a page has between the marks."""
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
@@ -66,6 +136,10 @@ def main() -> None:
     fill(args.page, BEGIN, f"\n{made}\n")
     if args.page == HERE / "results.md":
         fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real', compact=True)}\n")
+        known = json.loads((HERE.parent / "lab" / "benchmarks" / "results" / "scale.json").read_text())
+        fill(HERE / "cost.md", BEGIN, f"\n{scale(known)}\n")
+        feed = json.loads((args.results / "stacked_ablation" / "feed.json").read_text())
+        fill(HERE / "the-paper.md", BEGIN, f"\n{tasks_of_feed(feed)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real_table.of_splits(args.results / "real")))
         fill(HERE / "algoperf.md", REHEARSAL_BEGIN, rehearsal.page(args.results / "algoperf"))
 

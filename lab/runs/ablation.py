@@ -59,7 +59,7 @@ CONFIGURATIONS = (
     Configuration("baseline-low", "Baseline-Low", "plain, low rate", low=True, high=False, published=3.294),
     Configuration("baseline-high", "Baseline-High", "plain, high rate", published=4.169, published_crash=True),
     Configuration(
-        "warm-init", "Warm-Init", "plain, high rate, warm start", warm=True, published=4.674, published_crash=True
+        "warm-init", "Warm-Init", "plain, warm start", low=True, warm=True, published=4.674, published_crash=True
     ),
     _replicas("hdet-no-auto-lr", "HDET without auto-LR", "fan-out and averages", warm=True, published=3.280),
     _replicas("printed-cold", "HDET without warm init, as printed", "fresh weights", signal="printed", published=3.281),

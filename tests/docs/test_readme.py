@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hdet
 from tests.code_blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +64,19 @@ def test_links_lead_to_files() -> None:
 
 def test_the_results_can_be_found_by_the_documentation() -> None:
     assert re.search(r"^<!-- table: results -->\n+\|.*?^<!-- end -->$", text(), re.MULTILINE | re.DOTALL)
+
+
+def test_every_public_function_is_on_a_page_that_links_lead_to() -> None:
+    """Beside the reference, from README on: nobody finds what only an alphabetical list has."""
+    found, ahead = {README: text()}, [README]
+    while ahead:
+        page = ahead.pop()
+        for link in re.findall(r"\]\(([^)#:\s]+\.md)(?:#[^)]*)?\)", found[page]):
+            linked = (page.parent / link).resolve()
+            if linked not in found and linked.name != "reference.md":
+                found[linked] = linked.read_text(encoding="utf-8")
+                ahead.append(linked)
+    explained = {name for page in found.values() for name in re.findall(r"\w+", page)}
+    functions = {name for name in hdet.__all__ if isfunction(getattr(hdet, name))}
+    assert "perturb_" in functions
+    assert not functions - explained

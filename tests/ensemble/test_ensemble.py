@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -597,11 +598,11 @@ def _thawed(rank: int, freezes: bool) -> tuple[list[float], list[float]]:
 
 
 def test_equal_replicas_are_nowhere_apart() -> None:
-    roll = Agreement.alone()._replace(moving_equal=True)
+    roll = replace(Agreement.alone(), moving_equal=True)
     assert converge(Solo(), Solo(), NO_WEIGHTS, roll, measure=True) == [0.0]
 
 
 def test_replicas_whose_mean_is_zero_are_nowhere_apart() -> None:
     weights = NO_WEIGHTS._replace(parameters=[torch.zeros(3)])
-    roll = Agreement.alone()._replace(moving_equal=False)
+    roll = replace(Agreement.alone(), moving_equal=False)
     assert converge(Solo(), Solo(), weights, roll, measure=True) == [0.0]

@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdet.ensemble.design import Balanced, Permuted, assign, permutation
+from tests.ensemble import design_twin
 from tests.ensemble.rho import multipliers
 
 pytestmark = pytest.mark.quick
@@ -91,6 +92,26 @@ def test_designs_never_change() -> None:
     ]
     many = Balanced().places(n=4, knobs=6, seed=2, k=3)
     assert _ranks(many) == [[3, 1, 2, 3, 1, 2], [1, 0, 0, 0, 2, 3], [2, 3, 1, 1, 3, 0], [0, 2, 3, 2, 0, 1]]
+
+    tied = Balanced().places(n=8, knobs=3, seed=0, k=8)  # sums of floats would choose another one from Python 3.12 on
+    assert _ranks(tied) == [
+        [6, 6, 7],
+        [5, 2, 1],
+        [4, 7, 0],
+        [3, 4, 3],
+        [2, 3, 2],
+        [0, 5, 6],
+        [7, 1, 4],
+        [1, 0, 5],
+    ]
+
+
+@given(st.integers(0, 99), st.integers(0, 10**4), st.integers(1, 4), st.integers(1, 40))
+@settings(max_examples=30)
+def test_designs_are_their_slow_twins(seed: int, k: int, knobs: int, n: int) -> None:
+    assert permutation(seed, k, knobs, n) == design_twin.pi(seed, k, knobs, n)
+    slow = [[float(x) for x in row] for row in design_twin.balanced(n, knobs, seed, k)]
+    assert Balanced().places(n, knobs, seed, k) == slow  # bit for bit
 
 
 def test_a_balanced_design_overlaps_less_than_chance() -> None:

@@ -30,8 +30,8 @@ def test_the_papers_rows_the_controls_and_arms(tmp_path: Path) -> None:
         "warm-init", "hdet-no-auto-lr", "printed", "corrected", "no-spread", "placebo",
     }  # fmt: skip
     assert {key for key, plan in plans.items() if plan.guess == LOW} == {
-        "baseline-low-0.005", "printed-0.005-T4", "printed-0.005-T20", "corrected-0.005-T4", "corrected-0.005-T20",
-        "arms-0.005-T4", "arms-0.005-T20", "arms-spread-0.005-T4", "arms-spread-0.005-T20",
+        "baseline-low-0.005", "warm-init-0.005", "printed-0.005-T4", "printed-0.005-T20", "corrected-0.005-T4",
+        "corrected-0.005-T20", "arms-0.005-T4", "arms-0.005-T20", "arms-spread-0.005-T4", "arms-spread-0.005-T20",
     }  # fmt: skip
     assert (plans["search-0.2"].lr, plans["search-0.2"].guess) == ("auto", 0.2)
     assert not plans["search-0.2"].simulated
@@ -43,7 +43,7 @@ def test_the_papers_rows_the_controls_and_arms(tmp_path: Path) -> None:
     assert {key.rsplit("-0.", 1)[0] for key, plan in plans.items() if plan.method == "arms"} == {
         "arms", "arms-spread", "arms-corrected", "arms-placebo",
     }  # fmt: skip
-    assert len(plans) == 9 + 2 * (2 + 11 * 2 + 1)
+    assert len(plans) == 10 + 2 * (2 + 11 * 2 + 1)
 
 
 def test_warm_starts_come_first_and_see_other_samples(tmp_path: Path) -> None:

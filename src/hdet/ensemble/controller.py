@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from operator import mul
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hdet.checks import is_finite, must_be
@@ -188,7 +190,7 @@ def softmax_weights(losses: Sequence[float], sigma: float) -> list[float]:
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
     """The sum of products. It is exact, so that it does not depend on the order of the replicas, to the last bit."""
-    return math.fsum(u * v for u, v in zip(a, b, strict=True))
+    return math.fsum(starmap(mul, zip(a, b, strict=True)))
 
 
 def centred(values: Sequence[float]) -> list[float]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
+from operator import mul
 
 
 def default_length(total_steps: int) -> int:
@@ -118,7 +119,15 @@ def permutation(seed: int, k: int, knob: int, n: int) -> list[int]:
     """
     if k == 0:
         return list(range(n))
-    return sorted(range(n), key=lambda r: sha256(f"{seed}:{k}:{knob}:{r}".encode()).digest())
+    head = b"%d:%d:%d:" % (seed, k, knob)
+    digests = [sha256(head + number).digest() for number in _numerals(n)]
+    return sorted(range(n), key=digests.__getitem__)
+
+
+@cache
+def _numerals(n: int) -> list[bytes]:
+    """The numbers of the replicas as text. To write them takes as long as to hash them."""
+    return [b"%d" % r for r in range(n)]
 
 
 def assign(rho: Sequence[float], seed: int, k: int, knobs: int) -> list[list[float]]:
@@ -146,25 +155,35 @@ class Balanced:
     """Near-orthogonal columns: each knob takes, of several hashed permutations, the least correlated with those before.
 
     Columns beyond the N - 1 that can be orthogonal are independent permutations: no choice could separate them within
-    one round, and over rounds they average out.
+    one round, and over rounds they average out. Chance correlates two columns by about 1 / sqrt(N - 1), so the more
+    replicas there are, the fewer permutations a knob needs to choose from.
     """
 
     CANDIDATES = 24
+    """The most permutations that a knob chooses from."""
+    HASHES = 2048
+    """How many hashes further candidates may cost, N for each. A hash takes 2 microseconds, and training waits."""
 
     def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
-        x = levels(n)
-        columns: list[list[float]] = []
+        most = max(1, min(self.CANDIDATES, self.HASHES // (n * knobs)))
+        columns: list[list[int]] = []  # places in halves of the distance between two: whole numbers around 0
         for knob in range(knobs):
-            tries = self.CANDIDATES if 0 < knob < n - 1 else 1
+            tries = most if 0 < knob < n - 1 else 1
             # Round 0 is permuted as well: k + 1. Candidates are numbered like further knobs.
-            candidates = [[x[i] for i in permutation(seed, k + 1, knob + number * knobs, n)] for number in range(tries)]
-            columns.append(min(candidates, key=lambda column: _overlap(column, columns)))
-        return [[column[r] for column in columns] for r in range(n)]
+            candidates = (permutation(seed, k + 1, knob + number * knobs, n) for number in range(tries))
+            columns.append(min(([2 * i - (n - 1) for i in one] for one in candidates), key=partial(_overlap, columns)))
+        x = levels(n)
+        return [[x[(column[r] + n - 1) // 2] for column in columns] for r in range(n)]
 
 
 Design = Permuted | Balanced
 """``places(...)[r][g]``: x of each replica and knob in round ``k``; without state, equal on all replicas."""
 
 
-def _overlap(column: list[float], others: list[list[float]]) -> float:
-    return sum(sum(a * b for a, b in zip(column, other, strict=True)) ** 2 for other in others)
+def _overlap(columns: list[list[int]], column: list[int]) -> int:
+    """The sum of squared products with the columns before it, in whole numbers.
+
+    Of two equal sums of floats one may be less by its last bit. Versions of Python round sums in different ways, and
+    the design would depend on that.
+    """
+    return sum(sum(map(mul, column, other)) ** 2 for other in columns)

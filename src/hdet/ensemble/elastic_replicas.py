@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
@@ -202,7 +202,7 @@ class ElasticReplicas(Replicas):
             own = RankReport(has_loss=trained[0].has_loss, keeps_journal=self.journal_writer.is_kept)
         equal = not self.steering.has_spread
         roll = agree(group, Occasion.ROUND_END, before, weights, own, expect_equal=equal)
-        counted = roll._replace(finite=[f and m.has_trained for f, m in zip(roll.finite, members, strict=True)])
+        counted = replace(roll, finite=[f and m.has_trained for f, m in zip(roll.finite, members, strict=True)])
         what = self.steering.name_of(end)
         if not any(counted.live):
             refuse_diverged(counted, what)
@@ -329,7 +329,8 @@ def check_ranks(ranks: int, replica_tensors: ReplicaTensors) -> None:
 
 def of_members(roll: Agreement, rows: Sequence[int | None]) -> Agreement:
     """An agreement of some of the members alone, by their rows; None stands for a replica that is gone: not live."""
-    return roll._replace(
+    return replace(
+        roll,
         losses=[math.nan if i is None else roll.losses[i] for i in rows],
         signals=[math.nan if i is None else roll.signals[i] for i in rows],
         finite=[i is not None and roll.finite[i] for i in rows],

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -75,7 +76,8 @@ _GIVEN = {Occasion.METRICS: "metrics", Occasion.FINISH: "finish(steps)"}
 """Occasions at which the signal was given by the user, by this argument, and must be equal."""
 
 
-class Agreement(NamedTuple):
+@dataclass(frozen=True)
+class Agreement:
     """What the replicas know of each other once they agree."""
 
     losses: list[float]
@@ -100,7 +102,7 @@ class Agreement(NamedTuple):
         """The agreement of a single replica without a journal. Nothing is read, and nothing is synchronised."""
         return cls([math.nan], [math.nan], False, [True], True, True, None, [0.0])
 
-    @property
+    @cached_property
     def live(self) -> list[bool]:
         """Which replicas count: those with finite weights and, if losses were observed, a finite loss.
 
@@ -182,8 +184,8 @@ def agree(
         for i, at_i in enumerate(zip_longest(*group.gather_objects(weights.outline), fillvalue="missing")):
             check_equal([{f"tensor {i} of the model": text} for text in at_i], _SAME_MODEL)
     return Agreement(
-        losses=[sum(of["loss"][rank] for rank in ranks) / len(ranks) for ranks in group.members],
-        signals=[sum(of["signal"][rank] for rank in ranks) / len(ranks) for ranks in group.members],
+        losses=[_mean(of["loss"], ranks) for ranks in group.members],
+        signals=[_mean(of["signal"], ranks) for ranks in group.members],
         has_losses=own.has_loss and occasion is Occasion.ROUND_END,
         finite=[all(of["finite"][rank] > 0 for rank in ranks) for ranks in group.members],
         moving_equal=expect_equal and _all_equal(of["held"], of["moving"]),
@@ -191,6 +193,11 @@ def agree(
         writer=next((rank for rank, keeps in enumerate(of["keeps_journal"]) if keeps), None),
         held=of["held"],
     )
+
+
+def _mean(of: Sequence[float], ranks: Sequence[int]) -> float:
+    """The mean of a replica's ranks; most replicas are one rank."""
+    return of[ranks[0]] if len(ranks) == 1 else sum(of[rank] for rank in ranks) / len(ranks)
 
 
 def _all_equal(held: list[float], fingerprints: list[float]) -> bool:

@@ -98,10 +98,10 @@ class Distributed(ReplicaGroup):
     def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
         # As bytes: not every device has float64.
         mine = torch.tensor(row, dtype=torch.float64).view(torch.uint8).to(self._gathering_device(device))
-        rows = [torch.empty_like(mine) for _ in range(self._ranks)]
+        rows = mine.new_empty(self._ranks, mine.numel())
         with _communicating():
-            dist.all_gather(rows, mine, group=self._group)
-        return torch.stack(rows).cpu().view(torch.float64).tolist()
+            dist.all_gather(list(rows.unbind()), mine, group=self._group)
+        return rows.cpu().view(torch.float64).tolist()
 
     def broadcast_object(self, value: Value) -> Value:
         values = [value]
