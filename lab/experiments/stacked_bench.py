@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +45,29 @@ class Bench:
     fused: bool = True
     until: float = math.inf
 
-    def train(self, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int) -> Trained:
-        """All runs at once, up to their end or to the end of the time."""
+    def train(
+        self,
+        columns: Sequence[Column],
+        seeds: Sequence[int],
+        replicas: int,
+        steps: int,
+        each: Callable[[int, Tensor], None] = lambda t, theta: None,
+    ) -> Trained:
+        """All runs at once, up to their end or to the end of the time.
+
+        Args:
+            columns: what is trained.
+            seeds: of the runs of each column.
+            replicas: of each run.
+            steps: of each run.
+            each: is given the step and the weights after it.
+        """
         stack, runs, step = self._begun(columns, seeds, replicas, steps)
         began, done, tenth = time.perf_counter(), 0, max(1, steps // 10)
         for t in range(1, steps + 1):
             step()
             runs.after_step(t)
+            each(t, stack.theta)
             done = t
             if t % tenth == 0:
                 recent = runs.losses[t - tenth : t].mean((0, 1)).tolist()  # waits for the device
@@ -74,7 +90,8 @@ class Bench:
 
     def reference(self) -> float:
         """The loss of the best constant prediction, to which a run that has crashed is compared."""
-        return constant_loss([batch[-1] for batch in self.task.validation()])
+        known = getattr(self.task, "constant_loss", None)
+        return constant_loss([batch[-1] for batch in self.task.validation()]) if known is None else float(known)
 
     def _begun(
         self, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int
@@ -98,8 +115,8 @@ def work_of(stack: Stack, batches: Batch) -> str:
     """Sizes, and the work of one step by the rule of six operations per weight and token, attention not counted."""
     rows, columns, weights = stack.theta.shape
     tables = sum(piece.size for piece in stack.layout if piece.group == "embedding")
-    seen = batches[1].shape  # the text that follows, or the feed's history: [step, row, sample, place]
-    tokens = seen[2] * seen[3]
+    seen = batches[1].shape  # the text that follows, or the feed's history: [step, row, sample, place]; or items
+    tokens = math.prod(seen[2:])
     work = 6 * (weights - tables) * tokens * rows * columns
     return f"{rows * columns} replicas of {weights} weights, {tokens} tokens each, {work / 1e12:.2f} TFLOP a step"
 
@@ -115,12 +132,16 @@ class Trained:
     seconds: float
     """Of one step of all runs."""
 
-    def results(self, reference: float, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    def results(self, reference: float, seeds: Sequence[int], theta: Tensor | None = None) -> list[dict[str, Any]]:
         """A row for every column: losses and metrics of the consensus by seed, and who has crashed.
 
-        ``reference``: the loss of the best constant prediction.
+        Args:
+            reference: the loss of the best constant prediction.
+            seeds: of the runs.
+            theta: other weights [seed, column, parameter] in place of the consensus.
         """
-        theta, evaluated, found = self.runs.consensus(), Evaluation(self.stack), []
+        theta = self.runs.consensus() if theta is None else theta
+        evaluated, found = Evaluation(self.stack), []
         for c, column in enumerate(self.runs.columns):
             metrics = [evaluated(theta[u, c]) for u in range(len(seeds))]
             losses = [one["loss"] for one in metrics]

@@ -38,6 +38,11 @@ class Method(NamedTuple):
     """alpha; 0: all train at the base rate."""
     controller: Build | None = None
     """Moves the base rates; None: they follow the schedule."""
+    apart: tuple[float, float] = (0.0, 1.0)
+    """If it does not share: from which share of the run until which replicas apply their own gradients. In the rest of
+    it they share them."""
+    clip: float = math.inf
+    """The largest norm of a gradient; longer ones are scaled to it."""
 
     @property
     def is_plain(self) -> bool:
@@ -140,6 +145,11 @@ class StackedReplicas:
         self.losses = torch.zeros(steps, *rows, device=stack.device, dtype=stack.theta.dtype)
         """Of each step, at the weights before it."""
         self._clock = torch.zeros(1, dtype=torch.long, device=stack.device)
+        self._is_phased = any(column.method.apart != (0.0, 1.0) for column in columns)
+        self._together = torch.zeros(len(columns) - self._sharing, 1, dtype=torch.bool, device=stack.device)
+        """Which of the columns with gradients of their own share them in this round."""
+        clips = [column.method.clip for column in columns]
+        self._clips = torch.tensor(clips).to(stack.theta)[:, None] if min(clips) < math.inf else None
         for ids in self._by_round.values():
             self._place(0, ids)
 
@@ -154,9 +164,14 @@ class StackedReplicas:
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def share(self, gradient: Tensor) -> Tensor:
-        """One gradient for the replicas of each run that shares it; in place."""
+        """One gradient for the replicas of each run that shares it, none longer than its column allows; in place."""
         own = self._by_replica(gradient)[:, :, : self._sharing]
         own.copy_(own.mean(1, keepdim=True).expand_as(own))
+        if self._is_phased:
+            rest = self._by_replica(gradient)[:, :, self._sharing :]
+            rest.copy_(torch.where(self._together, rest.mean(1, keepdim=True), rest))
+        if self._clips is not None:
+            gradient.mul_((self._clips / (gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0))
         return gradient
 
     def observe(self, losses: Tensor) -> None:
@@ -206,15 +221,19 @@ class StackedReplicas:
         return finite
 
     def _place(self, t: int, ids: Sequence[int]) -> None:
-        """Write the rates of the round that begins at step ``t``."""
+        """Write the rates of the round that begins at step ``t``, and who shares gradients in it."""
+        for c in ids:
+            if not self.columns[c].method.shares:
+                begin, end = self.columns[c].method.apart
+                self._together[c - self._sharing] = not begin * self._steps <= t < end * self._steps
         rounds = self.runs[0][ids[0]].rounds
-        end = rounds.next_end(t + 1)
+        after = rounds.next_end(t + 1)
         factors = torch.tensor([[row[c].factors(t) for c in ids] for row in self.runs], dtype=torch.float64)
         rows = (
             factors.transpose(1, 2).flatten(0, 1) * self._peaks[list(ids)][:, None]
         )  # [seed and replica, column, group]
-        table = self._shape[t:end, None, None, None] * rows
-        self.rates[t:end, :, list(ids)] = table.to(self.rates)
+        table = self._shape[t:after, None, None, None] * rows
+        self.rates[t:after, :, list(ids)] = table.to(self.rates)
 
     def _by_replica(self, rows: Tensor) -> Tensor:
         return rows.unflatten(0, (-1, self.replicas))

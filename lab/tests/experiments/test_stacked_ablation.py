@@ -137,6 +137,34 @@ def test_shared_gradients_are_the_mean() -> None:
         StackedReplicas(stack, Adam(stack.theta), columns[::-1], 2, STEPS, [0, 1])
 
 
+def test_replicas_go_apart_for_a_part_of_the_run() -> None:
+    """Steps of 0.4 to 0.8 of the run: before, and from the round after it on, replicas are equal."""
+    phased = Column("phased", CASES["arms"]._replace(apart=(0.4, 0.8)), 2, RATE)
+    stack = Stack(task(), [SEED] * N, 1, CPU)
+    optimizer = Adam(stack.theta)
+    runs = StackedReplicas(stack, optimizer, [phased], N, 10, [SEED])
+    step = TrainStep(stack, optimizer, Supply(task(), [SEED], 10, CPU).dealt(N), runs.rates, runs.share)
+    runs.begin()
+    apart = []
+    for t in range(1, 11):
+        step()
+        apart.append(bool((stack.theta != stack.theta[:1]).any()))  # before a round's end makes them equal
+        runs.after_step(t)
+    assert apart == [4 < t <= 8 for t in range(1, 11)]
+
+
+def test_gradients_are_clipped_by_column() -> None:
+    columns = [Column("a", METHODS["plain"]._replace(clip=1.0), T, RATE), Column("b", METHODS["plain"], T, RATE)]
+    stack = Stack(task(), [SEED, SEED], 2, CPU)
+    runs = StackedReplicas(stack, Adam(stack.theta), columns, 2, STEPS, [SEED])
+    weights = stack.theta.shape[-1]
+    for size, expected in ((3.0, 1.0), (0.5, 0.5)):
+        gradient = torch.full_like(stack.theta, size / weights**0.5)
+        clipped = runs.share(gradient)
+        assert clipped[:, 0].norm(dim=-1).tolist() == pytest.approx([expected] * 2, rel=1e-4)
+        assert clipped[:, 1].norm(dim=-1).tolist() == pytest.approx([size] * 2)
+
+
 def test_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--quick", "--tasks", "feed", "--steps", "12", "--device", "cpu", "--results", str(tmp_path)]
     main([*words, "--scan"])

@@ -1,0 +1,444 @@
+"""Is there a rate, a phase or a T at which replicas that differ beat plain training at its own best rate?
+
+    python lab/experiments/study.py --tasks feed --seconds 500      # on a GPU; goes on where it stopped
+    python lab/experiments/study.py --tasks text,movielens --seconds 500
+    python lab/experiments/study.py --table
+    python lab/experiments/study.py --quick --results FOLDER        # in miniature, on a CPU
+
+Three tasks of a million weights: the feed, a byte-level GPT on the source of Python's standard library, and a
+recommender with three tasks on MovieLens (``make bench-data``). Eight replicas, 5000 steps of OneCycleLR with Adam; all
+replicas together see the same samples whatever the method. Passes, each of which is kept in the task's file:
+
+scan    plain training at 13 rates a factor 2 apart, one seed: the best one
+grid    every method and T at six rates, from a tenth of that rate to four times it, one seed
+fresh   each at its own best rate and that rate's neighbours, five other seeds
+auto    ``hdet.auto`` on all ranks, which is one run with the whole batch, from three guesses, three seeds
+guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
+bytes   plain training for 3/T of the steps, which sends as many bytes as arms do in all of them, five seeds
+
+A method's width is how far its rates of the grid reach that are within 2 % of its best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import checkout  # noqa: F401 - so that lab is found
+import torch
+from auto_runs import AutoRuns, Run
+from crashes import has_crashed, summary
+from provenance import commit, library, versions
+from real.ledger import save
+from real.problems.recommender import Recommender
+from real_lr import tidy
+from stacked import Adam, Stack, Supply
+from stacked_bench import Bench, Evaluation
+from stacked_replicas import Column, Method
+from torch import Tensor
+
+import hdet
+from hdet.ensemble.controller import Corrected
+from lab.runs.placebo import Placebo
+from lab.tasks import Task, task_named
+from lab.tasks.task import moved
+
+RESULTS = Path(__file__).parent / "results" / "study"
+SPREAD, CLIP = 1 / 9, 1.0
+FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the rates in the grid to plain training's best."""
+CLOSE = 0.02
+"""Losses within this of a method's best count for its width."""
+TAIL = 0.1
+"""The share of a run whose weights are averaged for the row "averaged"; ten of them."""
+_WEIGHTS_AT_ONCE = 700_000_000
+"""Of all replicas in a stack. Bounds memory, and the time between two savings."""
+ROWS = {
+    "plain": Method("plain data-parallel", True, 0.0),
+    "clipped": Method("plain, gradients clipped", True, 0.0, clip=CLIP),
+    "shared": Method("HDET, shared gradients, corrected", True, SPREAD, lambda seed: Corrected()),
+    "placebo": Method("the same, losses shuffled", True, SPREAD, lambda seed: Placebo(seed)),
+    "arms": Method("arms, no spread", False, 0.0),
+    "arms-spread": Method("arms, spread", False, SPREAD),
+    "arms-last": Method("arms in the last fifth, no spread", False, 0.0, apart=(0.8, 1.0)),
+    "arms-first": Method("arms in the first fifth, no spread", False, 0.0, apart=(0.0, 0.2)),
+}
+LABELS = {
+    **{key: method.label for key, method in ROWS.items()},
+    "averaged": "plain, weights of the last tenth averaged",
+    "auto": "`hdet.auto` on all ranks",
+    "guard": "plain with `hdet.Guard`",
+    "bytes": "plain, with the bytes of arms",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, and how long."""
+
+    task: str
+    options: dict[str, Any]
+    batch: int
+    """Samples per replica and step."""
+    centre: float
+    """Of the rates that are scanned."""
+    replicas: int = 8
+    steps: int = 5000
+    every: tuple[int, ...] = (20, 100, 1000)
+    phased: tuple[int, ...] = (20, 100)
+    """T of arms for a part of the run."""
+    octaves: int = 6
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    chosen_by: tuple[int, ...] = (1000,)
+
+    def make_task(self) -> Task:
+        """Its batches are those of all replicas together."""
+        together = self.batch * self.replicas
+        if self.task == "movielens":
+            return Recommender("movielens-tasks", batch_size=together, **self.options)
+        more = {"horizon": self.steps * together} if self.task == "feed" else {}
+        return task_named(self.task, batch_size=together, **more, **self.options)
+
+
+SETTINGS = {
+    "feed": Setting("feed", {"users": 8000, "items": 8000, "width": 56, "depth": 2}, 64, 0.004),
+    "text": Setting("text", {"width": 128, "depth": 5, "heads": 4, "context": 64}, 4, 0.002),
+    "movielens": Setting("movielens", {}, 8, 0.001),
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "feed": {"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1},
+    "text": {"width": 16, "depth": 1, "heads": 2, "context": 16},
+    "movielens": {"width": 4, "hidden": 8, "synthetic": True},
+}
+
+
+def small(setting: Setting) -> Setting:
+    """The same in miniature."""
+    few: dict[str, Any] = {"steps": 40, "every": (4, 10), "phased": (4,), "octaves": 1, "replicas": 2, "batch": 4}
+    return replace(setting, options=SMALL[setting.task], seeds=(0, 1), **few)
+
+
+class Tail:
+    """The mean of ten of the last weights of each run."""
+
+    def __init__(self, steps: int) -> None:
+        self._begins, self._every = (1 - TAIL) * steps, max(1, round(TAIL * steps / 10))
+        self._sum, self._count = torch.zeros(()), 0
+
+    def __call__(self, t: int, theta: Tensor) -> None:
+        """After each step."""
+        if t > self._begins and t % self._every == 0:
+            self._sum = self._sum.to(theta) + theta
+            self._count += 1
+
+    @property
+    def mean(self) -> Tensor:
+        return self._sum / max(1, self._count)
+
+
+class Study:
+    """One task: its passes, and the file that they are kept in.
+
+    Args:
+        setting: what is trained.
+        folder: of the file.
+        device: where.
+        until: the moment from which on nothing is begun.
+        processes: how many guarded runs train side by side.
+    """
+
+    def __init__(
+        self, setting: Setting, folder: Path, device: torch.device, until: float = math.inf, processes: int = 1
+    ) -> None:
+        self.setting, self._device, self._until, self._processes = setting, device, until, processes
+        self._path = folder / f"{setting.task}.json"
+        there = json.loads(self._path.read_text()) if self._path.exists() else {}
+        head = json.loads(json.dumps({"arguments": vars(setting), "factors": FACTORS}))
+        if {key: there.get(key) for key in head} != head:
+            there = {}
+        self.content: dict[str, Any] = {"runs": [], **there, **head, "task": setting.task}
+        self._bench = Bench(setting.make_task(), device)
+        self.content["reference"] = self._bench.reference()
+
+    def run(self) -> bool:
+        """All passes, as far as there is time; whether all are done."""
+        return all(part() for part in (self._scan, self._grid, self._fresh, self._auto, self._bytes, self._guard))
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _scan(self) -> bool:
+        octaves = self.setting.octaves
+        rates = [self.setting.centre * 2.0**k for k in range(-octaves, octaves + 1)]
+        if not self._train("scan", [_plain("plain", rate) for rate in rates], self.setting.chosen_by):
+            return False
+        self.content["best"] = rate = self._best(self._of("scan", "plain"))["rate"]
+        self.content["on_edge"] = rate in (rates[0], rates[-1])
+        return True
+
+    def _grid(self) -> bool:
+        rates = [factor * self.content["best"] for factor in FACTORS]
+        return self._train("grid", [column for rate in rates for column in self._columns(rate)], self.setting.chosen_by)
+
+    def _fresh(self) -> bool:
+        return self._train("fresh", [column for group in self._neighbours() for column in group], self.setting.seeds)
+
+    def _neighbours(self) -> Iterator[list[Column]]:
+        """Every method and T at its own best rate of the grid, and at the rates beside that."""
+        for column in self._columns(1.0):
+            rows = [row for row in self._of("grid", column.key) if row["T"] == _meets(column)]
+            rates = sorted(row["rate"] for row in rows)
+            best = rates.index(self._best(rows)["rate"])
+            yield [column._replace(rate=rate) for rate in rates[max(0, best - 1) : best + 2]]
+
+    def _bytes(self) -> bool:
+        for every in self.setting.every:
+            steps = max(2, round(3 / every * self.setting.steps))
+            rates = [factor * self.content["best"] for factor in (*FACTORS[2:], 8.0)]
+            columns = [Column("bytes", ROWS["plain"], every, rate) for rate in rates]
+            if not self._train("bytes", columns, self.setting.seeds, steps):
+                return False
+        return True
+
+    def _auto(self) -> bool:
+        """One stack of plain runs, whose rates the library's rule finds."""
+        if self._of("auto", "auto"):
+            return True
+        if time.time() > self._until:
+            return False
+        setting, task = self.setting, self._bench.task
+        seeds, guesses = setting.seeds[:3], [factor * self.content["best"] for factor in (0.1, 1.0, 4.0)]
+        stack = Stack(task, seeds, len(guesses), self._device)
+        runs = AutoRuns(stack, Adam(stack.theta), [[Run(setting.steps, guess) for guess in guesses] for _ in seeds])
+        step = runs.train_step(Supply(task, seeds, setting.steps, self._device).batches)
+        for t in range(1, setting.steps + 1):
+            step()
+            runs.end_rounds(t)
+        evaluated = Evaluation(stack)
+        for k, guess in enumerate(guesses):
+            metrics = [evaluated(stack.theta[u, k]) for u in range(len(seeds))]
+            more = {"found": [runs.runs[u, k].found for u in range(len(seeds))]}
+            self._keep("auto", "auto", None, guess, seeds, metrics, more)
+        self._save()
+        return True
+
+    def _guard(self) -> bool:
+        setting, seeds = self.setting, self.setting.seeds[:3]
+        if self._of("guard", "guard"):
+            return True
+        if time.time() > self._until:
+            return False
+        rates = [factor * self.content["best"] for factor in (1.0, 2.0, 4.0)]
+        jobs = [(setting, rate, seed, str(self._device)) for rate in rates for seed in seeds]
+        if self._processes > 1:
+            with ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn")) as pool:
+                found = list(pool.map(guarded, jobs))
+        else:
+            found = list(map(guarded, jobs))
+        for i, rate in enumerate(rates):
+            part = found[i * len(seeds) : (i + 1) * len(seeds)]
+            more = {"rollbacks": [one.pop("rollbacks") for one in part]}
+            self._keep("guard", "guard", None, rate, seeds, part, more)
+        self._save()
+        return True
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def _columns(self, rate: float) -> list[Column]:
+        """Every method and T at one rate; those that never meet once."""
+        setting = self.setting
+        return [
+            Column(key, method, every, rate)
+            for key, method in ROWS.items()
+            for every in ((0,) if method.is_plain else setting.every if _is_whole(method) else setting.phased)
+        ]
+
+    def _train(self, name: str, columns: Sequence[Column], seeds: Sequence[int], steps: int | None = None) -> bool:
+        """Those that the file lacks, in stacks; whether all are there now. A run without replicas is one with the
+        whole batch."""
+        steps = steps or self.setting.steps
+        there = {(row["row"], row["T"], row["rate"]) for row in self.content["runs"] if row["pass"] == name}
+        left = [column for column in columns if (column.key, _meets(column), column.rate) not in there]
+        for replicas in (1, self.setting.replicas):
+            some = sorted(
+                (column for column in left if column.method.is_plain == (replicas == 1)),
+                key=lambda column: not column.method.shares,
+            )
+            for part in self._stacks(some, replicas * len(seeds)):
+                if time.time() > self._until:
+                    return False
+                self._train_together(name, part, seeds, replicas, steps)
+        return True
+
+    def _stacks(self, columns: Sequence[Column], rows: int) -> Iterator[Sequence[Column]]:
+        weights = sum(p.numel() for p in self._bench.task.model(0).parameters())
+        together = max(1, _WEIGHTS_AT_ONCE // (weights * rows))
+        for i in range(0, len(columns), together):
+            yield columns[i : i + together]
+
+    def _train_together(
+        self, name: str, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int
+    ) -> None:
+        tail = Tail(steps)
+        own = [column._replace(every=column.every or steps) for column in columns]
+        with_tail = replicas == 1 and name in ("grid", "fresh")
+        each: dict[str, Callable[[int, Tensor], None]] = {"each": tail} if with_tail else {}
+        trained = self._bench.train(own, seeds, replicas, steps, **each)
+        reference = self.content["reference"]
+        averaged = trained.results(reference, seeds, tail.mean) if with_tail else []
+        for column, row in zip(columns, trained.results(reference, seeds), strict=True):
+            self.content["runs"].append({"pass": name, **_short(row), "T": _meets(column)})
+        for column, row in zip(columns, averaged, strict=False):
+            if column.key == "plain":
+                self.content["runs"].append({"pass": name, **_short(row), "T": None, "row": "averaged"})
+        self._save()
+        tidy()
+
+    def _keep(
+        self,
+        name: str,
+        row: str,
+        every: int | None,
+        rate: float,
+        seeds: Sequence[int],
+        metrics: Sequence[Mapping[str, float]],
+        more: Mapping[str, Any],
+    ) -> None:
+        crashed = [has_crashed(one["loss"], self.content["reference"]) for one in metrics]
+        about = {"pass": name, "row": row, "T": every, "rate": rate, "seeds": [*seeds], "crashed": crashed}
+        by_name = {key: [one[key] for one in metrics] for key in metrics[0]}
+        self.content["runs"].append({**about, **by_name, **more})
+
+    def _save(self) -> None:
+        self.content |= {"commit": commit(), "library": library(), "versions": versions(self._device)}
+        save(self._path, self.content)
+
+    def _of(self, name: str, row: str) -> list[dict[str, Any]]:
+        return [one for one in self.content["runs"] if (one["pass"], one["row"]) == (name, row)]
+
+    @staticmethod
+    def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return min(rows, key=lambda row: _mean(row["loss"]))
+
+
+def guarded(job: tuple[Setting, float, int, str]) -> dict[str, float]:
+    """One run of plain training under `hdet.Guard`, as a user writes it."""
+    setting, rate, seed, device = job
+    torch.set_num_threads(1)
+    task = setting.make_task()
+    model = task.model(seed).to(device)
+    optimizer = torch.optim.Adam(task.groups(model), lr=rate)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, setting.steps, cycle_momentum=False)
+    guard = hdet.Guard(optimizer, model)
+    for step in range(setting.steps):
+        loss = task.loss(model, moved(task.batch(seed, step), device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        guard.step(loss)
+    return {**task.evaluate(model), "rollbacks": guard.rollbacks}
+
+
+def _plain(key: str, rate: float) -> Column:
+    return Column(key, ROWS["plain"], 0, rate)
+
+
+def _is_whole(method: Method) -> bool:
+    return method.apart == (0.0, 1.0)
+
+
+def _meets(column: Column) -> int | None:
+    """T, for those that meet, or whose bytes are those of arms that do."""
+    return column.every or None
+
+
+def _short(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what no table needs."""
+    return {key: value for key, value in row.items() if key not in ("label", "summary", "train_loss")}
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """What is no number, which a file has as null, is worse than any loss."""
+    return fmean(math.inf if value is None or value != value else value for value in values)
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """A line for every method and T, each at its own best rate of the fresh seeds; all over plain training's."""
+    runs = content["runs"]
+    last = {"auto": "auto", "guard": "guard", "bytes": "bytes"}
+    groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for run in runs:
+        if run["pass"] == last.get(run["row"], "fresh"):
+            groups.setdefault((run["row"], run["T"]), []).append(run)
+    best = {key: min(rows, key=lambda row: _mean(row["loss"])) for key, rows in groups.items()}
+    metrics = [name for name in (runs[0] if runs else ()) if name.startswith(("auc_", "ne_", "rmse_"))]
+    heads = ["method", "T", "best rate", "loss", "÷ plain", "within 2 %", "crashed", *metrics]
+    lines = [f"**{content['task']}**", "", f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    plain = _mean(best["plain", None]["loss"]) if ("plain", None) in best else math.nan
+    order = {key: place for place, key in enumerate(LABELS)}
+    for (key, every), row in sorted(best.items(), key=lambda item: (order[item[0][0]], item[0][1] or 0)):
+        loss = summary([False] * len(row["loss"]), [math.nan if one is None else one for one in row["loss"]])["loss"]
+        crashed = [crash for one in groups[key, every] for crash in one["crashed"]]
+        cells = [LABELS[key], every or "", f"{row['rate']:.3g}", f"{loss['mean']:.4f} ± {loss['deviation'] or 0:.4f}"]
+        cells += [f"{loss['mean'] / plain:.3f}", width(runs, key, every), f"{sum(crashed)} of {len(crashed)}"]
+        cells += [f"{_mean(row[name]):.4f}" for name in metrics]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def width(runs: Sequence[Mapping[str, Any]], key: str, every: int | None) -> str:
+    """The rates of the grid, over plain training's best, between which a method is close to its best.
+
+    >>> about = {"pass": "grid", "row": "arms", "T": 20}
+    >>> grid = [{**about, "rate": rate, "loss": [loss]} for rate, loss in ((1, 2.0), (2, 1.99), (4, 3.0))]
+    >>> width(grid, "arms", 20), width(grid, "auto", None)
+    ('factor 2', '')
+    """
+    rows = [run for run in runs if (run["pass"], run["row"], run["T"]) == ("grid", key, every)]
+    if not rows:
+        return ""
+    best = min(_mean(row["loss"]) for row in rows)
+    close = [row["rate"] for row in rows if _mean(row["loss"]) <= (1 + CLOSE) * best]
+    return f"factor {max(close) / min(close):.3g}"
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(SETTINGS), help=f"some of {','.join(SETTINGS)}")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after so many seconds")
+    parser.add_argument("--processes", type=int, default=1, help="guarded runs side by side")
+    parser.add_argument("--quick", action="store_true", help="in miniature; needs --results of its own")
+    parser.add_argument("--table", action="store_true", help="print what the files say, and run nothing")
+    given = parser.parse_args(words)
+    names = given.tasks.split(",")
+    if not {*names} <= {*SETTINGS}:
+        parser.error(f"--tasks must be some of {','.join(SETTINGS)}, but got {given.tasks}")
+    if given.quick and given.results == RESULTS:
+        parser.error("--quick needs --results, a folder of its own: its figures are no results")
+    if given.table:
+        files = [given.results / f"{name}.json" for name in names]
+        print("\n\n".join(table(json.loads(file.read_text())) for file in files if file.exists()))
+        return
+    torch.set_num_threads(1)  # batches are made by many threads, each of which works alone
+    device, until = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.time() + given.seconds
+    for name in names:
+        setting = small(SETTINGS[name]) if given.quick else SETTINGS[name]
+        done = Study(setting, given.results, device, until, given.processes).run()
+        print(f"{name}: {'done' if done else 'not done: call it again'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
