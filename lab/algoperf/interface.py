@@ -62,19 +62,18 @@ def started(benchmark: Path, folder: Path, words: list[str]) -> subprocess.Popen
         )
 
 
-def saved(trial: Path) -> list[int]:
-    """The steps of the checkpoints."""
-    return sorted(int(path.name.removeprefix("checkpoint_")) for path in trial.glob("checkpoint_*"))
+def saved(log: str) -> list[int]:
+    """The steps of the checkpoints. A file that is there may still be being written."""
+    return [int(step) for step in re.findall(r"Saved checkpoint to .*checkpoint_(\d+)\.", log)]
 
 
-def killed_after(runner: subprocess.Popen[bytes], trial: Path, step: int) -> int:
+def killed_after(runner: subprocess.Popen[bytes], log: Path, step: int) -> int:
     """Kill the runner once it has saved a step as late as this, and return that step."""
     until = time.monotonic() + PATIENCE
-    while not (steps := [one for one in saved(trial) if one >= step]):
+    while not (steps := [one for one in saved(log.read_text()) if one >= step]):
         if runner.poll() is not None or time.monotonic() > until:
             runner.kill()
-            log = (trial.parents[2] / "log").read_text()
-            raise SystemExit(f"{log[-3000:]}\nthe runner saved no checkpoint from step {step} on")
+            raise SystemExit(f"{log.read_text()[-3000:]}\nthe runner saved no checkpoint from step {step} on")
         time.sleep(0.1)
     runner.kill()
     runner.wait()
@@ -97,7 +96,7 @@ def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         trial = folder / "interface" / f"{workload}_pytorch" / "trial_1"
-        step = killed_after(started(benchmark, folder, words), trial, KILLED_AFTER[workload])
+        step = killed_after(started(benchmark, folder, words), folder / "log", KILLED_AFTER[workload])
         print(f"killed after the checkpoint of step {step}")
         if started(benchmark, folder, words).wait(PATIENCE) != 0:
             raise SystemExit((folder / "log").read_text()[-3000:])

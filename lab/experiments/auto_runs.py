@@ -93,6 +93,8 @@ class Run:
         """The round that it is in."""
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
+        self.heard: list[Measured] = []
+        """What each round has shown, so that another rule can be asked about it (behaviour.py)."""
         self.straight: list[tuple[float, ...]] = []
         """After each round until the schedule falls, the straightness of each parameter group's way."""
         self._plain, self._peak = shape(steps), rise * steps - 1
@@ -140,6 +142,7 @@ class Run:
 
     def after_round(self, measured: Measured) -> Decision:
         """What follows from the round."""
+        self.heard.append(measured)
         begin, end = self.begun, self.end
         self._stretch += end - begin
         sums = measured.sums or Sums(0.0, 0.0, 0.0)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
-from pathlib import Path
 
 import torch
-
-import hdet
+from behaviour import fingerprint
 
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
-
-RULE = tuple(f"rule/{name}.py" for name in ("constants", "decision", "estimate", "judge", "progress", "state"))
-"""What auto_runs.py takes of the library."""
 
 
 def commit() -> str:
@@ -31,27 +25,10 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+@cache
 def library() -> str:
-    """A fingerprint of the rule, whatever its words: a row made with another does not belong into the same table."""
-    files = [Path(hdet.__file__).parent / name for name in RULE]
-    return fingerprint("".join(file.read_text(encoding="utf-8") for file in files))
-
-
-def fingerprint(source: str) -> str:
-    """Of a program without its comments and docstrings.
-
-    >>> fingerprint('x = 1  # why') == fingerprint('"words"' + chr(10) + 'x  =  1') != fingerprint('x = 2')
-    True
-    """
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [part for part in node.body if not _is_word(part)]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
-
-
-def _is_word(part: ast.stmt) -> bool:
-    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+    """A fingerprint of what the rule decides: a row made with another rule does not belong into the same table."""
+    return fingerprint()
 
 
 def versions(device: torch.device) -> dict[str, str]:

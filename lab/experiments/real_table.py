@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 from checkout import ROOT
+from provenance import library
 from real.score import (
     LONGEST,
     Pair,
@@ -180,6 +181,13 @@ def front(every: Mapping[str, Sequence[Table]]) -> str:
     return "\n".join(lines)
 
 
+def of_another_rule(tables: Sequence[Table]) -> str:
+    """A sentence, or nothing: which rows were measured with a rule that decides otherwise than that of now."""
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    older = dict.fromkeys(labels[name] for table in tables for name, rule in table.rules.items() if rule != library())
+    return f"Measured with another rule than that of now: {'; '.join(older)}." if older else ""
+
+
 def of_splits(folder: Path = RESULTS) -> dict[str, list[Table]]:
     """The workloads of every split, without those that are in no mean."""
     return {split: [table for table in read(folder, split) if table.name not in APART] for split in SPLITS}
@@ -209,6 +217,7 @@ def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = 
         draw(lines_of(tables), picture, f"{len(tables)} workloads of {split}: time to the target")
         parts.append(f"## {split.capitalize()}: {len(tables)} workloads")
         parts.append(summary_table(tables, compact=compact))
+        parts += filter(None, [of_another_rule(tables)])
         parts.append(f"![Share of runs at the target over the slowdown, {split}]({images.name}/{picture.name})")
         if not compact:
             parts += ["Final loss over that of the tuned OneCycle:", ratio_table(every[split])]

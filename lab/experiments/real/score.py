@@ -45,6 +45,8 @@ class Table(NamedTuple):
     labels: dict[str, str]
     found: dict[str, dict[float | None, list[float]]]
     """The rate that runs found over the best one, by method and start: [seed]; NaN where there is none."""
+    rules: Mapping[str, str] = {}
+    """What the rule decided when a row of ours was measured, by method: provenance.library()."""
 
 
 class Summary(NamedTuple):
@@ -241,7 +243,8 @@ def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 1
         for name, row in content["rows"].items()
     }
     head = (content["workload"], content["split"], content["evaluated"], scored(content["initial"]))
-    return Table(*head, methods, labels, found)
+    rules = {name: row["library"] for name, row in content["rows"].items() if "library" in row}
+    return Table(*head, methods, labels, found, rules)
 
 
 def scored_by(content: Mapping[str, Any]) -> Callable[[float | None], float]:
