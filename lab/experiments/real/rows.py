@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ REPLICAS, ALPHA = 4, 1 / 9
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
 """Of methods that are asked for less: ours, its controls, GreedyLR and HDET."""
-EXTENSIONS = 3
-"""How often a grid whose best is on its edge is widened."""
+EXTENSIONS, ADDED = 9, 2
+"""How often a grid whose best is on its edge is widened, and by how many rates."""
 
 
 class Best(NamedTuple):
@@ -59,7 +59,7 @@ class Pass(NamedTuple):
 def choose(bench: Bench, points: int, extensions: int = EXTENSIONS) -> dict[str, Any]:
     """OneCycle on a grid of rates a factor 2 apart around the customary one, and Schedule-Free on five rates.
 
-    The grid is widened until its best is not on its edge, at most so often.
+    The grid is widened until its best is not on its edge, on no seed and not in the mean, at most so often.
     """
     last = replace(bench, evaluations=1)
     half = points // 2
@@ -67,22 +67,7 @@ def choose(bench: Bench, points: int, extensions: int = EXTENSIONS) -> dict[str,
     free = schedule_free_rates(bench.optimizer) if missing("schedulefree") is None else []
     together = run_together(last, [bench.customary * 2.0**i for i in places], onecycle(bench.steps), free=free)
     losses = dict(zip(places, _finals(together.own), strict=True))
-    for _ in range(extensions):
-        best = _least(losses)
-        if min(losses) < best < max(losses):
-            break
-        more = (
-            range(min(losses) - half, min(losses))
-            if best == min(losses)
-            else range(max(losses) + 1, max(losses) + 1 + half)
-        )
-        added = run_together(last, [bench.customary * 2.0**i for i in more], onecycle(bench.steps))
-        losses = dict(sorted({**losses, **dict(zip(more, _finals(added.own), strict=True))}.items()))
-    best = _least(losses)
-    chosen: dict[str, Any] = {
-        "grid": {"rates": [bench.customary * 2.0**i for i in losses], "losses": list(losses.values())},
-        "best": {"rate": bench.customary * 2.0**best, "on_edge": best in (min(losses), max(losses))},
-    }
+    chosen = _widened(last, losses, extensions)
     if free and "schedulefree" not in together.broken:
         tried = _finals(together.others["schedulefree"])
         chosen["grid"]["schedulefree"] = {"rates": free, "losses": tried}
@@ -90,11 +75,58 @@ def choose(bench: Bench, points: int, extensions: int = EXTENSIONS) -> dict[str,
     return chosen
 
 
+def widened(bench: Bench, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen earlier, with its grid widened as far as it has to be."""
+    grid, best = chosen["grid"], chosen["best"]
+    places = [round(math.log2(rate / bench.customary)) for rate in grid["rates"]]
+    found = _widened(replace(bench, evaluations=1), dict(zip(places, _numbers(grid), strict=True)), EXTENSIONS)
+    return {"grid": {**grid, **found["grid"]}, "best": {**best, **found["best"]}}
+
+
+def is_on_edge(grid: Mapping[str, Any]) -> bool:
+    """Whether a grid's lowest loss is at its first or last rate, on a seed or in the mean.
+
+    >>> is_on_edge({"losses": [[3.0, 3.0], [1.0, 2.0], [2.0, 1.9]]}), is_on_edge({"losses": [[3.0], [1.0], [None]]})
+    (True, False)
+    """
+    losses = _numbers(grid)
+    return bool({0, len(losses) - 1} & _lowest(dict(enumerate(losses))))
+
+
+def _numbers(grid: Mapping[str, Any]) -> list[list[float]]:
+    """[rate][seed]; a file has null for what is not finite."""
+    return [[math.inf if one is None else one for one in row] for row in grid["losses"]]
+
+
+def _widened(last: Bench, losses: dict[int, list[float]], extensions: int) -> dict[str, Any]:
+    for _ in range(extensions):
+        lowest = _lowest(losses)
+        if min(losses) in lowest:
+            more = range(min(losses) - ADDED, min(losses))
+        elif max(losses) in lowest:
+            more = range(max(losses) + 1, max(losses) + 1 + ADDED)
+        else:
+            break
+        added = run_together(last, [last.customary * 2.0**i for i in more], onecycle(last.steps))
+        losses = dict(sorted({**losses, **dict(zip(more, _finals(added.own), strict=True))}.items()))
+    best = _least(losses)
+    return {
+        "grid": {"rates": [last.customary * 2.0**i for i in losses], "losses": list(losses.values())},
+        "best": {"rate": last.customary * 2.0**best, "on_edge": best in (min(losses), max(losses))},
+    }
+
+
+def _lowest(losses: Mapping[int, Sequence[float]]) -> set[int]:
+    """The places that are lowest on a seed or in the mean."""
+    seeds = range(len(next(iter(losses.values()))))
+    return {_least(losses), *(_least({place: [row[seed]] for place, row in losses.items()}) for seed in seeds)}
+
+
 def _finals(curves: list[list[list[float]]]) -> list[list[float]]:
     return [[curve[-1] for curve in row] for row in curves]
 
 
-def _least(losses: dict[int, list[float]]) -> int:
+def _least(losses: Mapping[int, Sequence[float]]) -> int:
     """Where the mean over seeds is lowest."""
     means = {place: sum(row) / len(row) for place, row in losses.items()}
     return min(means, key=lambda place: means[place] if math.isfinite(means[place]) else math.inf)

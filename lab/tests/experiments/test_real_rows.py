@@ -20,7 +20,7 @@ from real.labels import LABELS
 from real.optimizers import BUILDERS
 from real.peers import PEERS
 from real.processes import in_processes, without
-from real.rows import PASSES, Best, auto, choose, fixed, peers, published, suggestion
+from real.rows import ADDED, PASSES, Best, auto, choose, fixed, is_on_edge, peers, published, suggestion, widened
 from real.together import run_together
 from real.torch_twins import TWINS
 from shapes import onecycle
@@ -56,14 +56,26 @@ def test_curves_end_at_the_validation_loss() -> None:
     assert stack.validation(stack.theta)[1, 0].item() == pytest.approx(first[0][1][-1], rel=1e-9)
 
 
-def test_grid_is_widened_to_its_best() -> None:
-    here = bench(steps=8, seeds=(0,))
+def test_grid_is_widened_until_every_seed_has_its_best_inside() -> None:
+    here = bench(steps=8, seeds=(0, 1))
     here.customary = 1e-6
-    found = choose(here, 3)
-    grid = found["grid"]["rates"]
-    assert len(grid) == 6  # three, and one more on the side of the best, three times
+    found = choose(here, 3, extensions=2)
+    grid = found["grid"]
+    assert len(grid["rates"]) == 3 + 2 * ADDED  # on the side of the best, as often as allowed
     assert found["best"]["on_edge"]
-    assert all(b / a == pytest.approx(2) for a, b in pairwise(grid))
+    assert is_on_edge(grid)
+    assert all(b / a == pytest.approx(2) for a, b in pairwise(grid["rates"]))
+    wider = widened(here, found)
+    assert not is_on_edge(wider["grid"])
+    assert not wider["best"]["on_edge"]
+    assert wider["grid"]["rates"][: len(grid["rates"])] == pytest.approx(grid["rates"])
+    assert wider["grid"]["losses"][: len(grid["losses"])] == grid["losses"]  # these are not trained again
+    assert wider["best"]["rate"] == pytest.approx(min(wider["grid"]["rates"], key=_means(wider["grid"]).__getitem__))
+    assert widened(here, wider)["grid"] == wider["grid"]
+
+
+def _means(grid: dict[str, Any]) -> dict[float, float]:
+    return {rate: sum(row) / len(row) for rate, row in zip(grid["rates"], grid["losses"], strict=True)}
 
 
 def test_range_test_by_hand() -> None:
