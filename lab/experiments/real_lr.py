@@ -118,9 +118,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
     """The grid, then the passes of which the file lacks rows."""
     bench = Workbench(plan, workload)
     ledger = Ledger(plan.folder / f"{workload.name}.json", _head(plan, workload, bench))
-    wanted = {number: _wanted(plan, ledger, one) for number, one in enumerate(PASSES)}
-    if workload.split == "test" and not plan.synthetic and any(wanted.values()):
-        log_test_run(plan.folder, workload.name, [name for rows in wanted.values() for name in rows], plan.log)
+    wanted = _all_wanted(plan, workload, ledger)
     if "best" not in ledger.content:
         if time.time() > plan.until:
             return ledger
@@ -137,7 +135,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
         if ledger.content["best"]["rate"] != was:
             print(f"{workload.name}: the best rate is another, so that all rows begin anew", flush=True)
             ledger.content["rows"] = {}
-            wanted = {number: _wanted(plan, ledger, one) for number, one in enumerate(PASSES)}
+            wanted = _all_wanted(plan, workload, ledger)
         ledger.save()
         tidy()
     chosen = ledger.content["best"]
@@ -160,6 +158,14 @@ def _run_pass(plan: Plan, ledger: Ledger, one: Pass, bench: Bench, best: Best, w
         else:
             more = {"commit": commit(), **({"library": library()} if name in OURS else {})}
             ledger.add(name, outcome, best.rate, more)
+
+
+def _all_wanted(plan: Plan, workload: Any, ledger: Ledger) -> dict[int, list[str]]:
+    """By pass; if any are of a workload of test, that is logged first."""
+    wanted = {number: _wanted(plan, ledger, one) for number, one in enumerate(PASSES)}
+    if workload.split == "test" and not plan.synthetic and any(wanted.values()):
+        log_test_run(plan.folder, workload.name, [name for rows in wanted.values() for name in rows], plan.log)
+    return wanted
 
 
 def _wanted(plan: Plan, ledger: Ledger, one: Pass) -> list[str]:
