@@ -1,6 +1,7 @@
-"""What MkDocs does not do by itself: equations as MathML, pages filled from the code, the list of decisions.
+"""What the site's pages need beyond Markdown: equations as MathML, and places that are filled from the code.
 
-Everything happens while the site is built; no page needs a script or a network for it.
+An extension of Python-Markdown, which mkdocs.yml names. Everything happens while the site is built; no page needs a
+script or a network for it.
 """
 
 import html
@@ -10,36 +11,41 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.postprocessors import Postprocessor
+from markdown.preprocessors import Preprocessor
 
 ROOT = Path(__file__).resolve().parents[1]
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _FILL = re.compile(r"^<!-- fill: (\w+) ([\w-]+) -->$", re.MULTILINE)
 
 
-def on_config(config: Any) -> None:
-    """Replace each folder that ``nav`` names, at any depth, by the list of its files."""
-    _list_folders(config.nav, Path(config.docs_dir))
+class Pages(Extension):
+    """Fills places before a page is read, and draws equations after it was written; those of docstrings too."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.preprocessors.register(Places(md), "places", 100)  # before blocks of code are found
+        md.postprocessors.register(Equations(md), "equations", 0)  # when what arithmatex wrote is in the page
 
 
-def _list_folders(nav: list[dict[str, Any]], docs: Path) -> None:
-    for entry in nav:
-        for title, path in entry.items():
-            if isinstance(path, list):
-                _list_folders(path, docs)
-            elif path.endswith("/"):
-                entry[title] = sorted(f"{path}{file.name}" for file in (docs / path).glob("*.md"))
+class Places(Preprocessor):
+    """``<!-- fill: what name -->``, on a line of its own, becomes what the function ``what`` says of ``name``."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        return _FILL.sub(lambda match: _FILLERS[match[1]](match[2]), "\n".join(lines)).split("\n")
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill the places that a page marks with ``<!-- fill: what name -->``."""
-    if page.file.src_uri.startswith("decisions/"):
-        return markdown.replace("][", "]\\[")  # x[r][g] there is no reference to a heading "g"
-    return _FILL.sub(lambda match: _FILLERS[match[1]](match[2]), markdown)
+class Equations(Postprocessor):
+    """LaTeX becomes MathML, which browsers draw themselves."""
+
+    def run(self, text: str) -> str:
+        return _EQUATION.sub(_as_mathml, text)
 
 
-def on_page_content(content: str, **_: Any) -> str:
-    """Equations as MathML, which browsers draw themselves; those of docstrings too."""
-    return _EQUATION.sub(_as_mathml, content)
+def makeExtension(**_: Any) -> Pages:
+    """What Python-Markdown calls."""
+    return Pages()
 
 
 def _as_mathml(match: re.Match[str]) -> str:
@@ -57,6 +63,13 @@ def readme(name: str) -> str:
     if found is None:
         raise ValueError(f"README.md has no <!-- table: {name} --> ... <!-- end -->")
     return found[1].strip()
+
+
+def decisions(_: str) -> str:
+    """A link to every record, by its title."""
+    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    titles = [file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for file in files]
+    return "\n".join(f"- [{title}](decisions/{file.name})" for title, file in zip(titles, files, strict=True))
 
 
 def command(name: str) -> str:
@@ -104,4 +117,4 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_FILLERS: Mapping[str, Any] = {"readme": readme, "command": command, "lab": lab}
+_FILLERS: Mapping[str, Any] = {"readme": readme, "decisions": decisions, "command": command, "lab": lab}
