@@ -177,18 +177,20 @@ def test_the_front_picture_is_that_of_its_data(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_results_are_those_of_their_data(tmp_path: Path) -> None:
-    """docs/results.md, docs/real-data.md, docs/cost.md, docs/the-paper.md and README.md."""
+    """docs/results.md, docs/real-data.md, docs/cost.md, docs/the-paper.md, docs/questions and README.md."""
     for name in ("docs", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "README.md", tmp_path)
     subprocess.run([sys.executable, tmp_path / "docs" / "make_results.py"], check=True, timeout=PATIENCE)
-    for page in ("docs/results.md", "docs/real-data.md", "docs/cost.md", "docs/the-paper.md", "README.md"):
+    asked = [f"docs/questions/{page.name}" for page in QUESTIONS]
+    for page in ("docs/results.md", "docs/real-data.md", "docs/cost.md", "docs/the-paper.md", "README.md", *asked):
         assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_pictures_and_pages_that_are_linked_exist() -> None:
     for page in PAGES:
-        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        words = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", words)
         assert not [link for link in links if "://" not in link and not (page.parent / link).exists()], page.name
 
 
