@@ -113,13 +113,11 @@ def versus(tables: Sequence[Table], names: Sequence[str], extremes: int = 2) -> 
         lines.append(f"| {labels[name]} | " + " | ".join(cells) + " |")
         means = {t.name: [geometric_mean(list(ratios(t, which).values())) for which in (name, OURS)] for t in both}
         order = sorted(means, key=lambda workload: means[workload][0] / means[workload][1])
-        shown = [
-            [f"{w} {means[w][0]:.2f} for {means[w][1]:.2f}" for w in part]
+        lower, higher = (
+            ", ".join(f"{workload} ({means[workload][0]:.2f}, hdet {means[workload][1]:.2f})" for workload in part)
             for part in (order[:extremes], order[::-1][:extremes])
-        ]
-        words.append(
-            f"{labels[name]} for hdet, furthest ahead: {', '.join(shown[0])}; furthest behind: {', '.join(shown[1])}."
         )
+        words.append(f"{labels[name]}: furthest below hdet on {lower}; furthest above on {higher}.")
     return "\n".join(lines) + "\n\n" + "\n".join(f"- {one}" for one in words)
 
 
