@@ -6,6 +6,7 @@ script or a network for it.
 
 import html
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,34 @@ def decisions(_: str) -> str:
     return "\n".join(f"- [{title}](decisions/{file.name})" for title, file in zip(titles, files, strict=True))
 
 
+def colab(name: str) -> str:
+    """A link that opens a notebook of examples/ in Colab; nothing while the repository has no address on GitHub."""
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    address = stated["tool"]["hatch"]["metadata"]["hooks"]["custom"]["address"]
+    return in_colab(address, version(), name)
+
+
+def in_colab(address: str, version: str, name: str) -> str:
+    """The link to a notebook in the tree of a version.
+
+    >>> in_colab("https://github.com/someone/hdet", "0.1.0", "a")
+    '[Open a.ipynb in Colab](https://colab.research.google.com/github/someone/hdet/blob/v0.1.0/examples/a.ipynb)'
+    >>> in_colab("", "0.1.0", "a")
+    ''
+    """
+    host, _, repository = address.partition("https://github.com/")
+    if host or not repository:
+        return ""
+    page = f"https://colab.research.google.com/github/{repository}/blob/v{version}/examples/{name}.ipynb"
+    return f"[Open {name}.ipynb in Colab]({page})"
+
+
+def version() -> str:
+    """The version that the pages describe."""
+    [found] = re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/hdet/_version.py").read_text("utf-8"), re.MULTILINE)
+    return str(found)
+
+
 def command(name: str) -> str:
     """A command of ``hdet``: its help and its options, as the command line itself knows them."""
     from hdet.cli.app import app
@@ -117,4 +146,4 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_FILLERS: Mapping[str, Any] = {"readme": readme, "decisions": decisions, "command": command, "lab": lab}
+_FILLERS: Mapping[str, Any] = {"readme": readme, "decisions": decisions, "colab": colab, "command": command, "lab": lab}

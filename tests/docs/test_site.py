@@ -82,6 +82,16 @@ def test_every_decision_is_listed() -> None:
     assert listed == sorted(file.name for file in (DOCS / "decisions").glob("*.md"))
 
 
+def test_notebooks_have_links_into_colab_once_there_is_an_address() -> None:
+    where = "colab.research.google.com/github/someone/hdet/blob/v1.2.3/examples/getting_started.ipynb"
+    assert where in pages.in_colab("https://github.com/someone/hdet", "1.2.3", "getting_started")
+    for none in ("", "https://codeberg.org/someone/hdet"):
+        assert pages.in_colab(none, "1.2.3", "getting_started") == ""
+    named = re.findall(r"^<!-- fill: colab (\w+) -->$", (DOCS / "getting-started.md").read_text("utf-8"), re.MULTILINE)
+    named += re.findall(r"^<!-- fill: colab (\w+) -->$", (DOCS / "jax.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(notebook.stem for notebook in (ROOT / "examples").glob("*.ipynb"))
+
+
 class Loaded(HTMLParser):
     """What a page loads when it is opened."""
 
@@ -102,7 +112,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "lab", "src"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "mkdocs.yml"):
+    for name in ("README.md", "mkdocs.yml", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     done = built(folder)
     assert done.returncode == 0, done.stdout
