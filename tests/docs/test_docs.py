@@ -176,6 +176,14 @@ def test_the_front_picture_is_that_of_its_data(tmp_path: Path) -> None:
     assert (tmp_path / "front.svg").read_text() == (DOCS / "images" / "front.svg").read_text()
 
 
+def test_the_picture_of_the_parts_is_that_of_the_script(tmp_path: Path) -> None:
+    made = tmp_path / "components.svg"
+    subprocess.run([sys.executable, DOCS / "make_components.py", made], check=True, timeout=PATIENCE)
+    assert made.read_text(encoding="utf-8") == (DOCS / "images" / made.name).read_text(encoding="utf-8")
+    named = set(re.findall(r"\bhdet\.(\w+)", made.read_text(encoding="utf-8"))) - {"jax"}
+    assert named == {"auto", "Guard", "OneCycleLR", "Ensemble", "save", "load"} <= set(hdet.__all__)
+
+
 def test_the_tables_of_results_are_those_of_their_data(tmp_path: Path) -> None:
     """docs/results.md, docs/real-data.md, docs/cost.md, docs/the-paper.md, docs/questions and README.md."""
     for name in ("docs", "lab"):
