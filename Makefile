@@ -140,7 +140,7 @@ faults: $(STAMP) ## 200 kills and other faults, each with a new start; makes doc
 	$(PY) -m tests.faults.matrix
 
 clean: ## remove caches and build outputs; .venv and runs/ stay
-	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # torch first and alone, at the exact pin: the second install then finds it present and leaves it be.

@@ -175,7 +175,16 @@ def main() -> None:
                 place = rates.index(row["best_rate"])
                 rates = rates[max(place - 1, 0) : place + 2]
     if args.write:
-        known = {"steps": STEPS, "change": CHANGE, "batch": BATCH, "seeds": args.seeds, "rows": rows}
+        command = "python lab/benchmarks/batch_size.py --write"
+        known = {
+            "command": command,
+            "torch": torch.__version__,
+            "steps": STEPS,
+            "change": CHANGE,
+            "batch": BATCH,
+            "seeds": args.seeds,
+            "rows": rows,
+        }
         args.write.parent.mkdir(parents=True, exist_ok=True)
         args.write.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
