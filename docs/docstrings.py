@@ -1,4 +1,4 @@
-"""Docstrings of this project as Markdown: they are written in a little reStructuredText, MkDocs reads Markdown."""
+"""Docstrings of this project as Markdown: they are written in a little reStructuredText, the site reads Markdown."""
 
 import re
 from textwrap import dedent, indent

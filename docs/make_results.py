@@ -1,5 +1,5 @@
 """Tables of README.md and of docs/results.md, real-data.md, the-paper.md and algoperf.md, from lab/experiments/results;
-those of docs/cost.md from lab/benchmarks/results/scale.json.
+those of docs/cost.md from lab/benchmarks/results/scale.json; those of docs/questions from both folders.
 
     python docs/make_results.py
 
@@ -23,6 +23,12 @@ HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
 README_BEGIN = "<!-- table: results -->"
 REHEARSAL_BEGIN = "<!-- table: rehearsal -->"
+PEERS = {
+    "prodigy": ("prodigy", "prodigyplus"),
+    "schedule-free": ("schedulefree", "schedulefree-tuned"),
+    "lr-finder": ("finder", "customary"),
+}
+"""Methods that people come from, by the page of docs/questions."""
 
 
 def zoo(known: dict[str, Any]) -> str:
@@ -113,6 +119,35 @@ def tasks_of_feed(known: dict[str, Any]) -> str:
     return _lines(lines)
 
 
+def batch_sizes(known: dict[str, Any]) -> str:
+    """What a change of the batch size in mid-run costs, a line per change."""
+    ways = {"kept": "hdet goes on", "anew": "`hdet.auto` again", "root": "rate × root of the change"}
+    ways["linear"] = "rate × the change"
+    table = [["batch", *ways.values(), "best factor"], ["---", *["---:"] * (len(ways) + 1)]]
+    for change in dict.fromkeys(row["change"] for row in known["rows"]):
+        rows = [row for row in known["rows"] if row["change"] == change]
+        cells = []
+        for way in ways:
+            means = [geometric_mean(row[way]["ratios"]) for row in rows]
+            cells.append(f"{geometric_mean(means):.2f} ({min(means):.2f} to {max(means):.2f})")
+        factors = sorted({row["best_factor"] for row in rows})
+        table.append([f"× {change}", *cells, ", ".join(f"{factor:g}" for factor in factors)])
+    return _lines(table)
+
+
+def questions(results: Path) -> None:
+    """The tables of docs/questions."""
+    folder = HERE / "questions"
+    every = real_table.of_splits(results / "real")
+    shown = [table for split in real_table.SHOWN for table in every[split]]
+    for page, names in PEERS.items():
+        fill(folder / f"{page}.md", f"<!-- table: {page} -->", f"\n{real_table.versus(shown, names)}\n")
+    lora = [table for table in shown if table.name == "code-lora"]
+    fill(folder / "lora.md", "<!-- table: lora -->", f"\n{real_table.compact_table(lora)}\n")
+    known = json.loads((HERE.parent / "lab" / "benchmarks" / "results" / "batch_size.json").read_text())
+    fill(folder / "batch-size.md", "<!-- table: batch-size -->", f"\n{batch_sizes(known)}\n")
+
+
 def _lines(rows: list[list[Any]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
@@ -142,6 +177,7 @@ def main() -> None:
         fill(HERE / "the-paper.md", BEGIN, f"\n{tasks_of_feed(feed)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real_table.of_splits(args.results / "real")))
         fill(HERE / "algoperf.md", REHEARSAL_BEGIN, rehearsal.page(args.results / "algoperf"))
+        questions(args.results)
 
 
 if __name__ == "__main__":

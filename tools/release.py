@@ -20,6 +20,9 @@ def refusals(tag: str, root: Path = ROOT, environment: Mapping[str, str] = os.en
     stated = tomllib.loads(_text(root, "pyproject.toml"))
     address = stated["tool"]["hatch"]["metadata"]["hooks"]["custom"]["address"]
     [version] = re.findall(r'^__version__ = "(.+)"$', _text(root, "src/hdet/_version.py"), re.MULTILINE)
+    [recipe] = re.findall(
+        r"^  version: (.+)$", _text(root, "recipe/recipe.yaml").partition("\npackage:")[0], re.MULTILINE
+    )
     sections = re.findall(r"^## (.+)$", _text(root, "CHANGELOG.md"), re.MULTILINE)
     found = []
     if not address:
@@ -30,6 +33,8 @@ def refusals(tag: str, root: Path = ROOT, environment: Mapping[str, str] = os.en
         found.append(f"CITATION.cff has another address, or none: add the line repository-code: {address}")
     if tag != f"v{version}":
         found.append(f"the tag is {tag}, and the version {version}: tag v{version}, or change src/hdet/_version.py")
+    if recipe != version:
+        found.append(f"recipe/recipe.yaml has version {recipe}, and src/hdet/_version.py {version}: write {version}")
     if not re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", sections[0]):
         found.append(f"CHANGELOG.md begins with ## {sections[0]}: write ## [{version}] - and the day, as 2026-12-31")
     return found

@@ -102,6 +102,26 @@ def duel_table(tables: Sequence[Table]) -> str:
     return "\n".join(lines)
 
 
+def versus(tables: Sequence[Table], names: Sequence[str], extremes: int = 2) -> str:
+    """Peers beside ours over the workloads that both have run, and the workloads on which each is furthest ahead."""
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    lines = ["| | workloads | mean | worst | hdet's mean there | hdet ahead on |", "| --- |" + " ---: |" * 5]
+    words = []
+    for name in names:
+        both = [table for table in tables if {name, OURS} <= table.methods.keys()]
+        one = pair(both, OURS, name)
+        cells = [f"{one.workloads}", f"{one.theirs:.2f}", f"{one.worst:.2f}", f"{one.ours:.2f}", f"{one.ahead}"]
+        lines.append(f"| {labels[name]} | " + " | ".join(cells) + " |")
+        means = {t.name: [geometric_mean(list(ratios(t, which).values())) for which in (name, OURS)] for t in both}
+        order = sorted(means, key=lambda workload: means[workload][0] / means[workload][1])
+        lower, higher = (
+            ", ".join(f"{workload} ({means[workload][0]:.2f}, hdet {means[workload][1]:.2f})" for workload in part)
+            for part in (order[:extremes], order[::-1][:extremes])
+        )
+        words.append(f"{labels[name]}: furthest below hdet on {lower}; furthest above on {higher}.")
+    return "\n".join(lines) + "\n\n" + "\n".join(f"- {one}" for one in words)
+
+
 def _with_interval(found: Pair) -> str:
     low, high = found.interval
     return f"{found.ratio:.2f} ({low:.2f} to {high:.2f})"

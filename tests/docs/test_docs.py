@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shutil
@@ -21,13 +22,18 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+QUESTIONS = sorted((DOCS / "questions").glob("*.md"))
+PAGES = [*sorted(DOCS.glob("*.md")), *QUESTIONS]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).with_suffix("").as_posix().replace("/", "-")
 
 
 def _scripts() -> dict[str, list[Block]]:
-    """The blocks of a page are one script; each of the README's and each framework's is one by itself."""
-    pages = {page.stem: blocks(page) for page in PAGES if blocks(page)}
-    rows = {"frameworks": pages.pop("frameworks"), "README": blocks(ROOT / "README.md")}
+    """The blocks of a page are one script; each of the README's, the reference's and each framework's is alone."""
+    pages = {name_of(page): blocks(page) for page in PAGES if blocks(page)}
+    rows = {name: pages.pop(name) for name in ("frameworks", "reference")} | {"README": blocks(ROOT / "README.md")}
     apart = {f"{name}-line-{block.line}": [block] for name, parts in rows.items() for block in parts}
     return {**pages, **apart}
 
@@ -109,15 +115,52 @@ def test_the_table_of_extras_has_all_of_them() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(r"^ +- [^:]+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == [page.name for page in PAGES]
+    listed = re.findall(r"^ +- [^:]+: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
-def test_the_reference_has_every_public_name() -> None:
-    described = set(re.findall(r"^::: hdet\.(\w+)", _text("reference.md"), re.MULTILINE))
-    assert set(hdet.__all__) - {"__version__"} <= described
-    functions = set(re.findall(r"^::: hdet\.knobs\.(\w+)$", _text("reference.md"), re.MULTILINE))
-    assert set(hdet.knobs.__all__) - {"Knob"} == functions
+def public_names() -> list[str]:
+    """Of hdet, its knobs, jax and integrations. Those of packages that need not be installed are read, not imported."""
+    names = [f"hdet.{name}" for name in hdet.__all__ if name not in ("__version__", "knobs")]
+    names += [f"hdet.knobs.{name}" for name in hdet.knobs.__all__ if name != "Knob"]
+    source = ROOT / "src" / "hdet"
+    for file in (source / "jax" / "__init__.py", source / "jax" / "ensemble.py", *source.glob("integrations/*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        stated = [one for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"]
+        listed = [name for one in stated for name in ast.literal_eval(one.value)]
+        made = {one.name for one in tree.body if isinstance(one, ast.ClassDef | ast.FunctionDef)}
+        if file.stem == "__init__":
+            made = set(listed)  # made elsewhere in its package
+        if file.name not in ("auto_lr.py", "checkpoints.py"):  # what integrations share
+            module = ".".join(file.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__")
+            names += [f"{module}.{name}" for name in listed if name in made]
+    return names
+
+
+def test_public_names_are_found() -> None:
+    names = public_names()
+    assert {"hdet.auto", "hdet.knobs.lr", "hdet.jax.found", "hdet.jax.ensemble.Ensemble"} <= set(names)
+    assert {"hdet.integrations.lightning.AutoLR", "hdet.integrations.accelerate.prepare"} <= set(names)
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_the_reference_has_every_public_name_with_an_example_that_runs(name: str) -> None:
+    """A block after its name, which runs above or with its framework's tests, or a doctest in its docstring."""
+    sections = re.split(r"^(?=::: |#)", _text("reference.md"), flags=re.MULTILINE)
+    (section,) = [one for one in sections if re.match(rf"::: {re.escape(name)}$", one, re.MULTILINE)]
+    if not re.search(r"^```py(?:thon)?$", section, re.MULTILINE):
+        assert name.count(".") <= 2, "a docstring that may need a package"
+        where, _, last = name.rpartition(".")
+        known = {"hdet": hdet, "hdet.knobs": hdet.knobs}[where]
+        assert ">>> " in (inspect.getdoc(getattr(known, last)) or "")
+
+
+@pytest.mark.parametrize("page", QUESTIONS, ids=lambda page: page.stem)
+def test_an_answer_fits_on_a_screen(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert len(text.splitlines()) <= 45
+    assert len(text) <= 2800
 
 
 def test_the_drawings_are_those_of_the_script(tmp_path: Path) -> None:
@@ -133,20 +176,30 @@ def test_the_front_picture_is_that_of_its_data(tmp_path: Path) -> None:
     assert (tmp_path / "front.svg").read_text() == (DOCS / "images" / "front.svg").read_text()
 
 
+def test_the_picture_of_the_parts_is_that_of_the_script(tmp_path: Path) -> None:
+    made = tmp_path / "components.svg"
+    subprocess.run([sys.executable, DOCS / "make_components.py", made], check=True, timeout=PATIENCE)
+    assert made.read_text(encoding="utf-8") == (DOCS / "images" / made.name).read_text(encoding="utf-8")
+    named = set(re.findall(r"\bhdet\.(\w+)", made.read_text(encoding="utf-8"))) - {"jax"}
+    assert named == {"auto", "Guard", "OneCycleLR", "Ensemble", "save", "load"} <= set(hdet.__all__)
+
+
 def test_the_tables_of_results_are_those_of_their_data(tmp_path: Path) -> None:
-    """docs/results.md, docs/real-data.md, docs/cost.md, docs/the-paper.md and README.md."""
+    """docs/results.md, docs/real-data.md, docs/cost.md, docs/the-paper.md, docs/questions and README.md."""
     for name in ("docs", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "README.md", tmp_path)
     subprocess.run([sys.executable, tmp_path / "docs" / "make_results.py"], check=True, timeout=PATIENCE)
-    for page in ("docs/results.md", "docs/real-data.md", "docs/cost.md", "docs/the-paper.md", "README.md"):
+    asked = [f"docs/questions/{page.name}" for page in QUESTIONS]
+    for page in ("docs/results.md", "docs/real-data.md", "docs/cost.md", "docs/the-paper.md", "README.md", *asked):
         assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_pictures_and_pages_that_are_linked_exist() -> None:
     for page in PAGES:
-        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-        assert not [link for link in links if "://" not in link and not (DOCS / link).exists()], page.name
+        words = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", words)
+        assert not [link for link in links if "://" not in link and not (page.parent / link).exists()], page.name
 
 
 def _text(name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests.examples.launch import EXAMPLES
 from tests.examples.notebook import NOTEBOOK, assert_kept, cells_of, is_png, same, text_of
 
 pytest.importorskip("plotly", reason="plotly is not installed: pip install -e '.[report]'")
@@ -24,6 +27,24 @@ def test_the_scheduler_is_shown_and_the_report_is_a_picture() -> None:
     assert is_png(shown["data"]["image/png"])
     assert NOTEBOOK.stat().st_size < 300_000
     assert "/tmp" not in NOTEBOOK.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["getting_started", "jax_autolr"])
+def test_the_first_cell_installs_hdet_only_where_it_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an extra that pyproject.toml has. A kernel of Colab does not have hdet."""
+    stated = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    source = "".join(
+        next(cell["source"] for cell in cells_of(EXAMPLES / f"{name}.ipynb") if cell["cell_type"] == "code")
+    )
+    called: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: called.append(command))
+    exec(source, {})
+    assert called == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    exec(source, {})
+    [[*pip, what]] = called
+    assert pip == [sys.executable, "-m", "pip", "install", "--quiet"]
+    assert what.removeprefix("hdet[").removesuffix("]") in stated["project"]["optional-dependencies"]
 
 
 def test_a_number_that_is_far_off_or_another_word_is_noticed() -> None:

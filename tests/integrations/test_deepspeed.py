@@ -297,18 +297,28 @@ def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(tmp_path: Path) -
     run_ranks(cut, RANKS, str(tmp_path), [*((stage, {}) for stage in range(4)), (1, BF16)])
 
 
-def documented(rank: int, source: str) -> float:
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def documented(rank: int, sources: list[str]) -> list[float]:
+    """The loss at the end of each script."""
     deepspeed_on(rank)
-    names: dict[str, Any] = {}
-    exec(source, names)
-    assert names["engine"].lr_scheduler.last_epoch == 200
-    return float(names["loss"].detach())
+    losses = []
+    for source in sources:
+        names: dict[str, Any] = {}
+        exec(source, names)
+        losses.append(float(names["loss"].detach()))
+        assert "total_steps=200" not in source or names["engine"].lr_scheduler.last_epoch == 200
+    return losses
 
 
 @needs_deepspeed
-def test_the_documented_script_runs() -> None:
-    (block,) = blocks(Path(__file__).parents[2] / "docs" / "frameworks.md", "py")
-    assert max(run_ranks(documented, RANKS, block.source)) < 2.0
+@pytest.mark.parametrize("page", ["frameworks.md", "questions/deepspeed.md", "reference.md"])
+def test_the_documented_scripts_run(page: str) -> None:
+    scripts = [block.source for block in blocks(DOCS / page, "py")]
+    assert scripts
+    for losses in run_ranks(documented, RANKS, scripts):
+        assert max(losses) < 2.0
 
 
 def test_what_is_no_engine_is_refused() -> None:

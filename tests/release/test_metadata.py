@@ -104,7 +104,8 @@ def test_links_and_pictures_of_the_page_lead_into_it_too(released: Built) -> Non
     written = re.findall(r"\]\((?!https://)[^)]+\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(inside) == len(written) > 30
     pictures = [link for link, is_picture in found if is_picture]
-    assert pictures == [f"{ADDRESS}/raw/v{hdet.__version__}/docs/images/front.svg"]
+    drawn = [f"{ADDRESS}/raw/v{hdet.__version__}/docs/images/{name}.svg" for name in ("front", "components")]
+    assert pictures == drawn
 
 
 def test_the_page_has_all_of_the_readme(released: Built, tmp_path: Path) -> None:

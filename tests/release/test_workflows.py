@@ -22,7 +22,7 @@ STATED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = [line.rpartition(" ")[2] for line in STATED["project"]["classifiers"] if "Python :: 3." in line]
 CI, RELEASE = read(FOLDER / "ci.yml"), read(FOLDER / "release.yml")
 TAG = f"v{hdet.__version__}"
-ASKED = ("pyproject.toml", "src/hdet/_version.py", "CHANGELOG.md", "CITATION.cff")
+ASKED = ("pyproject.toml", "src/hdet/_version.py", "CHANGELOG.md", "CITATION.cff", "recipe/recipe.yaml")
 """What tools/release.py reads."""
 
 
@@ -99,8 +99,16 @@ def test_a_tag_that_is_ready_is_not_refused(tmp_path: Path) -> None:
         (TAG, "someone/hdet", "pyproject.toml", 'address = ".+"', 'address = ""', "address in pyproject.toml is empty"),
         (TAG, "someone/hdet", "CHANGELOG.md", "## .+", "## [Unreleased]", "CHANGELOG.md begins with ## [Unreleased]"),
         (TAG, "someone/hdet", "CITATION.cff", "repository-code: .+hdet", "", "CITATION.cff has another address"),
+        (
+            TAG,
+            "someone/hdet",
+            "recipe/recipe.yaml",
+            "  version: .+",
+            "  version: 9.9.9",
+            "recipe.yaml has version 9.9.9",
+        ),
     ],
-    ids=["another tag", "no v", "a fork", "no address", "no day", "citation"],
+    ids=["another tag", "no v", "a fork", "no address", "no day", "citation", "recipe"],
 )
 def test_a_tag_that_is_not_ready_is_refused(
     tag: str, repository: str, file: str | None, line: str, written: str, refused: str, tmp_path: Path
