@@ -331,7 +331,7 @@ def test_a_search_that_does_not_fit(tmp_path: Path) -> None:
         "KeyError: 'measure'": lambda search: search.pop("measure"),
         "KeyError: 'weights'": lambda search: search["snapshots"][0][1].pop("weights"),
         "it holds tensors of shapes": lambda search: search["measure"]["origin"].pop(),
-        "of version 7 at step 19": lambda search: search.update(step=19),
+        "it is of step 19, the scheduler is at 20": lambda search: search.update(step=19),
         "invalid literal": lambda search: search["measure"].update(path_steps="many"),
     }
     for words, change in changes.items():
