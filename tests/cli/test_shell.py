@@ -70,6 +70,29 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert run(*HDET, "none").code == 2
 
 
+def test_a_pipe_that_is_closed_is_no_error_to_read_about(tmp_path: Path) -> None:
+    """As by ``| head -1``. Of a table that is longer than what a pipe holds the rest is not written."""
+    journal = write_journal(tmp_path / "x", a_header(), *map(a_round, range(3000)))
+    for arguments in (("export", journal, "--every-step"), ("export", journal, "--json"), ("--help",)):
+        with started(*HDET, *arguments) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert process.wait(PATIENCE) in (0, 1)
+        assert said == "", arguments
+
+
+def test_ctrl_c_while_packages_are_imported() -> None:
+    code = (
+        "class Interrupts:\n    def find_spec(self, name, *_):\n        if name == 'typer': raise KeyboardInterrupt\n"
+    )
+    said = run(
+        HDET[0], "-c", f"import sys\n{code}sys.meta_path.insert(0, Interrupts())\nfrom hdet.cli import main\nmain([])"
+    )
+    assert (said.code, said.out, said.complaint) == (130, "", "hdet: stopped")
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_130() -> None:
     code = "import time, hdet.cli.app as app\napp.load_run = lambda _: print('on', flush=True) or time.sleep(3600)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None, commands: str = "hdet.cli.app")
         run = import_module(commands).run
     except ModuleNotFoundError as missing:
         sys.exit(complain(f"the command line needs {missing.name}; {INSTALL}", "--json" in given, code=2))
+    except KeyboardInterrupt:  # importing takes most of a short command's time
+        sys.exit(complain("stopped", "--json" in given, code=128 + signal.SIGINT))
     sys.exit(run(given))
 
 
