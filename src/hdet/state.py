@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from enum import Enum
@@ -146,9 +147,10 @@ def from_fields(kind: type[Record], saved: Mapping[str, Any]) -> Record:
     return kind(**{name: _made(hint, saved[name]) for name, hint in get_type_hints(kind).items()})
 
 
-def numbers_from(kind: type[Record], saved: Iterable[Sequence[Any]]) -> Record:
+def numbers_from(kind: type[Record], saved: Iterable[Sequence[Any]], writer: object = __version__) -> Record:
     """A named tuple of numbers from :func:`in_pairs`, which must have exactly its names: one that is missing, or that
-    nothing asks for any more, would change the run.
+    nothing asks for any more, would change the run. All are finite, and whole ones are at least 1: rounds of
+    no step would never end. ``writer``: the hdet that wrote them.
 
     >>> from hdet.rule.constants import LIMITS, Limits
     >>> numbers_from(Limits, in_pairs(LIMITS._asdict())) == LIMITS
@@ -156,11 +158,21 @@ def numbers_from(kind: type[Record], saved: Iterable[Sequence[Any]]) -> Record:
     """
     given = {str(name): value for name, value in saved}
     names = set(get_type_hints(kind))
+    if (unknown := sorted(set(given) - names)) and isinstance(writer, str) and writer != __version__:
+        raise ArgumentError(
+            f"the rule of hdet {writer}, which wrote this state, has {shown(unknown)}, and that of hdet {__version__} "
+            f"has not; update hdet to {writer} or later"
+        )
     if set(given) != names:
         raise ValueError(f"numbers of another rule: {shown(sorted(set(given) ^ names))}")
-    if not all(map(is_real, given.values())):
-        raise ValueError(f"its numbers are {shown(given)}")
+    wrong = {name: given[name] for name, hint in get_type_hints(kind).items() if not _fits(hint, given[name])}
+    if wrong:
+        raise ValueError(f"no rule has such numbers: {shown(wrong)}")
     return from_fields(kind, given)
+
+
+def _fits(hint: type, value: Any) -> bool:
+    return is_int(value) and value >= 1 if hint is int else is_real(value) and math.isfinite(value)
 
 
 def plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def test_a_resumed_search_keeps_its_constants(
         lambda constants: constants.pop(),
         lambda constants: constants.append(["mood", 3.0]),
         lambda constants: constants[0].__setitem__(1, "high"),
+        lambda constants: constants[1].__setitem__(1, math.nan),
+        lambda constants: constants[1].__setitem__(1, math.inf),
         lambda constants: constants[0].pop(),
     ],
 )
@@ -66,6 +69,26 @@ def test_constants_of_another_rule_are_refused_before_anything_changes(name: str
     with pytest.raises(hdet.ArgumentError, match="hdet state does not fit"):
         scheduler.load_state_dict(other)
     assert repr(scheduler.state_dict()) == repr(before)
+
+
+def test_a_constant_of_a_later_rule_says_what_to_do() -> None:
+    """A later version may have one more, in a state of the same format: nothing is damaged."""
+    scheduler = Searching().go(0, 10).scheduler
+    state = copy.deepcopy(scheduler.state_dict())
+    state["hdet"]["hdet"] = "0.9.0"
+    state["hdet"]["constants"].append(["mood", 3.0])
+    with pytest.raises(hdet.ArgumentError, match=r"has \['mood'\], and .* has not; update hdet to 0\.9\.0 or later$"):
+        scheduler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["min_round", "max_samples"])
+def test_rounds_without_a_step_are_refused(name: str) -> None:
+    """They would never end, and training would stand still."""
+    scheduler = Searching().go(0, 10).scheduler
+    state = copy.deepcopy(scheduler.state_dict())
+    state["hdet"]["constants"] = [[one, 0 if one == name else value] for one, value in state["hdet"]["constants"]]
+    with pytest.raises(hdet.ArgumentError, match=rf"no rule has such numbers: {{'{name}': 0}}"):
+        scheduler.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

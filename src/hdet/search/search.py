@@ -456,5 +456,9 @@ class _Saved(NamedTuple):
 
 def _read(state: Mapping[str, Any]) -> _Saved:
     """Raises for constants that this rule does not have, and for those that it has and the state has not."""
-    constants, limits = numbers_from(Constants, state["constants"]), numbers_from(Limits, state["limits"])
+    writer = state.get("hdet")
+    constants, limits = (
+        numbers_from(Constants, state["constants"], writer),
+        numbers_from(Limits, state["limits"], writer),
+    )
     return _Saved(Memory.loaded(state), constants, limits, int(state["made"]), int(state["begun"]))
