@@ -46,7 +46,10 @@ class Job(NamedTuple):
 
 def read(path: Path) -> dict[str, Any]:
     """A workflow; every scalar is a text, as expressions see it."""
-    found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise Failed(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict) or not {"on", "jobs"} <= set(found):
         raise Failed(f"{path} is no workflow: it must have the keys on and jobs")
     return found
@@ -122,8 +125,10 @@ class Runner:
         """Every job, or those of one name.
 
         Raises:
-            Failed: a step did; no later one is run.
+            Failed: a step did; no later one is run. Or no job has this name.
         """
+        if only is not None and only not in workflow["jobs"]:
+            raise Failed(f"there is no job {only!r}; there are {', '.join(workflow['jobs'])}")
         branch = "main" if self.tag is None else self.tag
         for job in jobs_of(workflow, {"github.ref": f"refs/heads/{branch}", "github.event_name": "push"}):
             if only in (None, job.name.partition(" (")[0]):

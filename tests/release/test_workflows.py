@@ -179,3 +179,16 @@ def test_rows_and_order_of_jobs() -> None:
     assert [job.name for job in jobs_of({"jobs": jobs}, {})] == ["a (1)", "a (2)", "a (3)", "b"]
     with pytest.raises(Failed, match="need each other"):
         list(jobs_of({"jobs": {"a": {"needs": "b", "steps": []}, "b": {"needs": ["a"], "steps": []}}}, {}))
+
+
+def test_a_job_that_is_not_there_is_no_success(tmp_path: Path) -> None:
+    runner = Runner(ROOT, tmp_path / "runs", tag=None, dry=True, python=sys.executable)
+    with pytest.raises(Failed, match="there is no job 'tset'; there are lint, test, jax, docs, nightly"):
+        runner.run(CI, "tset")
+
+
+def test_a_file_that_is_no_workflow_is_refused(tmp_path: Path) -> None:
+    for text, words in (("on: push\njobs: [", "cannot be read: .*line 2"), ("[]", "must have the keys on and jobs")):
+        (tmp_path / "ci.yml").write_text(text, encoding="utf-8")
+        with pytest.raises(Failed, match=f"(?s){words}"):
+            read(tmp_path / "ci.yml")
