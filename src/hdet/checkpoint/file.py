@@ -334,7 +334,21 @@ def read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
+    except pickle.UnpicklingError as error:  # torch's words recommend to read it in a way that runs code
+        raise CheckpointError(f"{path} cannot be read by this torch: {_strange_in(path)}") from error
     except Exception as error:
         why, _, _ = f"{type(error).__name__}: {error}".partition("\n")
         cure = "use the versions of torch and hdet that wrote it"
         raise CheckpointError(f"{path} cannot be read by this torch ({why}); {cure}") from error
+
+
+def _strange_in(path: Path) -> str:
+    """What is in a file that :func:`write` would have refused, and what to do."""
+    strange: list[str] = []
+    with suppress(Exception):  # any: somebody may have made the file to fail here
+        strange = sorted(get_unsafe_globals_in_checkpoint(path))
+    named = f" ({', '.join(strange)})" if strange else ""
+    return (
+        f"it holds objects that are not allowed{named}, and reading them could run code. If you wrote it, allow them "
+        "by torch.serialization.add_safe_globals, as when it was saved; else do not load it"
+    )
