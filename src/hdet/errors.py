@@ -14,8 +14,8 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-INSTALL = "run `pip install -e '.[cli,report]'` in the folder of hdet's repository"
-"""What to do if packages of the command line or of a report are missing. No registry has hdet under this name."""
+INSTALL = "run `pip install jinja2 plotly rich typer`, which the extras cli and report stand for"
+"""What to do if packages of the command line or of a report are missing, wherever hdet has been installed from."""
 
 
 class HdetError(Exception):

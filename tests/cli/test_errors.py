@@ -119,5 +119,5 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     said = hdet_here(capsys, "--help")
     assert said.code == 2
     assert said.complaint == (
-        "hdet: the command line needs typer; run `pip install -e '.[cli,report]'` in the folder of hdet's repository"
+        "hdet: the command line needs typer; run `pip install jinja2 plotly rich typer`, which the extras cli and report stand for"
     )

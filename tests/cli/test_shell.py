@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_a_pipe_that_is_closed_is_no_error_to_read_about(tmp_path: Path) -> None
             said = process.stderr.read()
             assert process.wait(PATIENCE) in (0, 1)
         assert said == "", arguments
+
+
+def test_stdout_that_the_shell_has_closed(tmp_path: Path) -> None:
+    journal = write_journal(tmp_path / "x", a_header(), a_round(0))
+    said = run("sh", "-c", f"{shlex.join(map(str, (*HDET, 'export', journal)))} >&-")
+    assert (said.code, said.complaint) == (1, "hdet: stdout is closed: redirect it to a file, or to /dev/null")
 
 
 def test_ctrl_c_while_packages_are_imported() -> None:

@@ -19,6 +19,7 @@ from readme_renderer import markdown
 from tools.rehearse_release import ADDRESS, copy_to
 
 import hdet
+from hdet.errors import INSTALL
 from tests.code_blocks import blocks
 from tests.patience import PATIENCE
 from tests.release.tree import ROOT, fault_of
@@ -48,6 +49,12 @@ def build(source: Path, out: Path) -> Built:
         return Built(
             message_from_bytes(packed.read()), message_from_bytes(wheel.read(f"{name}.dist-info/METADATA")), files
         )
+
+
+def test_what_a_missing_package_asks_for_is_what_the_extras_bring() -> None:
+    extras = STATED["project"]["optional-dependencies"]
+    brought = sorted(re.findall(r"^[\w-]+", one)[0] for one in (*extras["cli"], *extras["report"]))
+    assert f"`pip install {' '.join(brought)}`" in INSTALL
 
 
 @pytest.fixture(scope="module")

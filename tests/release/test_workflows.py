@@ -22,7 +22,10 @@ STATED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = [line.rpartition(" ")[2] for line in STATED["project"]["classifiers"] if "Python :: 3." in line]
 CI, RELEASE = read(FOLDER / "ci.yml"), read(FOLDER / "release.yml")
 TAG = f"v{hdet.__version__}"
-ASKED = ("pyproject.toml", "src/hdet/_version.py", "CHANGELOG.md", "CITATION.cff", "recipe/recipe.yaml")
+ASKED = (
+    *("pyproject.toml", "src/hdet/_version.py", "CHANGELOG.md", "CITATION.cff", "recipe/recipe.yaml", "README.md"),
+    "docs/getting-started.md",
+)
 """What tools/release.py reads."""
 
 
@@ -107,8 +110,9 @@ def test_a_tag_that_is_ready_is_not_refused(tmp_path: Path) -> None:
             "  version: 9.9.9",
             "recipe.yaml has version 9.9.9",
         ),
+        (TAG, "someone/hdet", "README.md", "#.+", "# from PyPI, once 0.1.0 is there", "README.md says from PyPI, once"),
     ],
-    ids=["another tag", "no v", "a fork", "no address", "no day", "citation", "recipe"],
+    ids=["another tag", "no v", "a fork", "no address", "no day", "citation", "recipe", "not on PyPI yet"],
 )
 def test_a_tag_that_is_not_ready_is_refused(
     tag: str, repository: str, file: str | None, line: str, written: str, refused: str, tmp_path: Path

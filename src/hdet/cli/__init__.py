@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None, commands: str = "hdet.cli.app")
         commands: the module that has them, and ``run``.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None:  # as by `>&-`
+        sys.exit(complain("stdout is closed: redirect it to a file, or to /dev/null", as_json=False, code=1))
     try:
         run = import_module(commands).run
     except ModuleNotFoundError as missing:
