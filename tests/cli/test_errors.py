@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hdet.cli import main
+from hdet.errors import INSTALL
 from tests.cli.command import HDET, hdet_here, run
 from tests.report.made_up import a_header, a_round, write_journal
 
@@ -118,6 +119,4 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(builtins, "__import__", without)
     said = hdet_here(capsys, "--help")
     assert said.code == 2
-    assert said.complaint == (
-        "hdet: the command line needs typer; run `pip install jinja2 plotly rich typer`, which the extras cli and report stand for"
-    )
+    assert said.complaint == f"hdet: the command line needs typer; {INSTALL}"
