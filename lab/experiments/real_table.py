@@ -55,8 +55,8 @@ FRONT = {
     "nadamw-calibrated": "NadamW, one setting for all, tuned on *dev*",
     "schedulefree": "Schedule-Free, its default rate",
     "finder": "a range test, then OneCycle at its suggestion",
-    "customary": "OneCycle, at the optimizer's customary rate",
-    "onecycle": "OneCycle, at hdet's guesses: 1/1000, 1, 100 times the best",
+    "customary": "OneCycle, at the optimizer's usual rate, such as 1e-3 for Adam",
+    "onecycle": "OneCycle, from the same three rates as hdet: 1/1000, 1, 100 times the best",
 }
 """Its rows for other methods, and what they are called there. docs/real-data.md has all methods."""
 
@@ -95,7 +95,10 @@ def duel_table(tables: Sequence[Table]) -> str:
     labels = {name: label for table in tables for name, label in table.labels.items()}
     names = dict.fromkeys(name for table in tables for name in table.methods if is_peer(name) or name in TUNED_PEERS)
     found = {name: pair(tables, OURS, name) for name in names}
-    lines = ["| | workloads | mean | auto there | auto ÷ it (95 %) | auto ahead on |", "| --- |" + " ---: |" * 5]
+    lines = [
+        "| | workloads | its mean | auto's mean there | auto ÷ it (95 %) | auto lower on |",
+        "| --- |" + " ---: |" * 5,
+    ]
     for name, one in sorted(found.items(), key=lambda item: item[1].theirs):
         cells = [f"{one.workloads}", f"{one.theirs:.2f}", f"{one.ours:.2f}", _with_interval(one), f"{one.ahead}"]
         lines.append(f"| {labels[name]} | " + " | ".join(cells) + " |")
@@ -105,7 +108,7 @@ def duel_table(tables: Sequence[Table]) -> str:
 def versus(tables: Sequence[Table], names: Sequence[str], extremes: int = 2) -> str:
     """Peers beside ours over the workloads that both have run, and the workloads on which each is furthest ahead."""
     labels = {name: label for table in tables for name, label in table.labels.items()}
-    lines = ["| | workloads | mean | worst | hdet's mean there | hdet ahead on |", "| --- |" + " ---: |" * 5]
+    lines = ["| | workloads | its mean | its worst | hdet's mean there | hdet lower on |", "| --- |" + " ---: |" * 5]
     words = []
     for name in names:
         both = [table for table in tables if {name, OURS} <= table.methods.keys()]
@@ -118,7 +121,7 @@ def versus(tables: Sequence[Table], names: Sequence[str], extremes: int = 2) -> 
             ", ".join(f"{workload} ({means[workload][0]:.2f}, hdet {means[workload][1]:.2f})" for workload in part)
             for part in (order[:extremes], order[::-1][:extremes])
         )
-        words.append(f"{labels[name]}: furthest below hdet on {lower}; furthest above on {higher}.")
+        words.append(f"{labels[name]}: beats hdet most on {lower}; loses most on {higher}.")
     return "\n".join(lines) + "\n\n" + "\n".join(f"- {one}" for one in words)
 
 
@@ -186,7 +189,10 @@ def front(every: Mapping[str, Sequence[Table]]) -> str:
 
     ``every``: the workloads of each split.
     """
-    lines = ["| method | mean | worst | workloads | hdet ÷ it (95 %) | hdet ahead on |", "| --- |" + " ---: |" * 5]
+    lines = [
+        "| method | its mean | its worst | workloads | hdet's loss ÷ its loss (95 %) | hdet lower on |",
+        "| --- |" + " ---: |" * 5,
+    ]
     for splits, label in OWN_ROWS.items():
         found = [list(ratios(table, OURS).values()) for split in splits for table in every[split]]
         cells = [ratio for row in found for ratio in row]

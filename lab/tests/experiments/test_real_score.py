@@ -166,7 +166,7 @@ def test_a_page_for_those_who_come_from_another_method_says_where_each_is_ahead(
     tables = [table("a", auto=ended(1.0), momo=ended(2.0)), table("b", auto=ended(2.0), momo=ended(1.0))]
     made = real_table.versus([*tables, table("c", auto=ended(1.0))], ["momo"], extremes=1)
     assert "| momo | 2 | 1.41 | 2.00 | 1.41 | 1 |" in made
-    assert "momo: furthest below hdet on b (1.00, hdet 2.00); furthest above on a (2.00, hdet 1.00)." in made
+    assert "momo: beats hdet most on b (1.00, hdet 2.00); loses most on a (2.00, hdet 1.00)." in made
 
 
 def test_sorting_is_in_no_mean(tmp_path: Path) -> None:
