@@ -9,9 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.tree_util import keystr, tree_flatten_with_path
 

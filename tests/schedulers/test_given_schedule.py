@@ -362,6 +362,17 @@ def test_another_schedules_state_is_refused() -> None:
         searched(tent, range(0))[2].load_state_dict(state)
 
 
+def test_a_state_may_come_from_a_torch_with_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's schedulers had `verbose` up to 2.6, and private keys come and go."""
+    cosine = partial(torchs.CosineAnnealingLR, T_max=RUN)
+    state = searched(cosine, range(3))[2].state_dict()
+    plain = torchs.LRScheduler.state_dict
+    monkeypatch.setattr(torchs.LRScheduler, "state_dict", lambda own: {**plain(own), "verbose": False, "_new": 0})
+    scheduler = searched(cosine, range(0))[2]
+    scheduler.load_state_dict(state)
+    assert made_of(scheduler).last_epoch == 3
+
+
 def test_several_optimizers_follow_it_together() -> None:
     calls: list[int] = []
 

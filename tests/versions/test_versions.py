@@ -102,12 +102,17 @@ def test_the_newest_files_are_of_the_formats_of_now(name: str) -> None:
     with quiet():
         now = {part: one.state_dict() for part, one in Run(KINDS[name]).parts.items()}
     for part in saved:
-        assert list(saved[part]) == list(now[part])
+        assert _ours(saved[part]) == _ours(now[part])
     for part in ("scheduler", "guard"):
         ours, own = (state[part].get("hdet", state[part]) if part in state else {} for state in (saved, now))
         if isinstance(ours, dict):  # a guard's names its version
-            assert list(ours) == list(own)
+            assert _ours(ours) == _ours(own)
             assert ours.get("version") == own.get("version")
+
+
+def _ours(state: dict[str, Any]) -> list[str]:
+    """Its keys, without those that torch's schedulers have had in some versions only."""
+    return [key for key in state if not str(key).startswith("_") and key != "verbose"]
 
 
 @pytest.mark.parametrize("name", ["searching", "onecycle", "ensemble", "guard"])

@@ -65,9 +65,13 @@ def _has_keys_of(own: Mapping[str, Any], state: Any) -> bool:
             theirs = state.get(key)
             if not isinstance(theirs, list) or len(theirs) != len(value) or not all(map(_has_keys_of, value, theirs)):
                 return False
-        elif key not in state and not str(key).startswith("_"):
+        elif key not in state and key not in _ONCE_TORCHS and not str(key).startswith("_"):
             return False
     return True
+
+
+_ONCE_TORCHS = {"verbose"}
+"""Public keys that torch's schedulers had up to 2.6: a state may come from a newer torch."""
 
 
 class PlainRates:
