@@ -44,7 +44,7 @@ FAULTS = (
 
 def fingerprint(constants: Constants = DEFAULT, limits: Limits = LIMITS) -> str:
     """Of the rule with these numbers."""
-    lines = [line for run in _recorded() for fault in FAULTS for line in decisions(run, fault, constants, limits)]
+    lines = [line for run in recorded() for fault in FAULTS for line in decisions(run, fault, constants, limits)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
@@ -93,7 +93,8 @@ def spoiled(shown: Measured, fault: str, place: int, rounds: Sequence[dict[str, 
 
 
 @cache
-def _recorded() -> Sequence[dict[str, Any]]:
+def recorded() -> Sequence[dict[str, Any]]:
+    """The runs of the file."""
     return tuple(json.loads(RECORDED.read_text())["runs"])
 
 
@@ -110,6 +111,7 @@ def _measured(row: dict[str, Any]) -> Measured:
 
 def record() -> None:
     """Train the small problems on a CPU."""
+    # Here, since what stores results takes its fingerprint from this file.
     from real.ledger import save
 
     from problems import losses_of, problem_of

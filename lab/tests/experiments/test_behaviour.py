@@ -29,7 +29,7 @@ def test_every_limit_of_the_judge_changes_it(name: str) -> None:
 def test_words_and_names_do_not_change_it() -> None:
     """It is made of steps, rates and rollbacks; the last bits of a rate do not count."""
     assert library() == fingerprint() == fingerprint(DEFAULT._replace(prior_weight=DEFAULT.prior_weight + 1e-15))
-    run = behaviour._recorded()[0]
+    run = behaviour.recorded()[0]
     for line in decisions(run, "none", DEFAULT, LIMITS):
         step, rate, rollbacks = line.split()
         assert 0 < int(step) <= run["steps"]
@@ -38,7 +38,7 @@ def test_words_and_names_do_not_change_it() -> None:
 
 
 def test_every_fault_changes_some_run() -> None:
-    runs = behaviour._recorded()
+    runs = behaviour.recorded()
     plain = [[*decisions(run, "none", DEFAULT, LIMITS)] for run in runs]
     for fault in FAULTS[1:]:
         assert plain != [[*decisions(run, fault, DEFAULT, LIMITS)] for run in runs], fault
