@@ -19,7 +19,7 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first.code == 0, first.err
     outcome = json.loads((out / "ablation.json").read_text())
     assert outcome["complete"]
-    assert [len(row["runs"]) for row in outcome["configurations"]] == [1] * 19
+    assert [len(row["runs"]) for row in outcome["configurations"]] == [1] * 20
     assert first.json["configurations"] == outcome["configurations"]
     assert "HDET without auto-LR" in (out / "table.md").read_text()
     assert "Ablation on feed" in (out / "report.html").read_text()
