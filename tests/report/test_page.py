@@ -167,7 +167,7 @@ def test_no_runs_and_missing_packages_say_what_to_do(tmp_path: Path, monkeypatch
     for missing in ("jinja2", "plotly.offline"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, missing, None)
-            with pytest.raises(ArgumentError, match=rf"{missing} .*pip install jinja2 plotly"):
+            with pytest.raises(ArgumentError, match=rf"{missing.partition('.')[0]} is not installed; run `pip install jinja2 plotly"):
                 write_report([run], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
 
@@ -188,7 +188,7 @@ def test_show_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ArgumentError, match="does not exist"):
         hdet.show(tmp_path / "nothing")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ArgumentError, match=r"plotly.* not installed; run `pip install jinja2 plotly"):
+    with pytest.raises(ArgumentError, match=r"plotly is not installed; run `pip install jinja2 plotly"):
         hdet.show(journal)
 
 

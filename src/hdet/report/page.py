@@ -95,7 +95,8 @@ def check_packages() -> None:
         import jinja2  # noqa: F401
         import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError as missing:
-        text = f"a report needs jinja2 and plotly, but {missing.name} is not installed; {INSTALL}"
+        package = str(missing.name).partition(".")[0]
+        text = f"a report needs jinja2 and plotly, but {package} is not installed; {INSTALL}"
         raise ArgumentError(text) from missing
 
 
