@@ -167,7 +167,8 @@ def test_no_runs_and_missing_packages_say_what_to_do(tmp_path: Path, monkeypatch
     for missing in ("jinja2", "plotly.offline"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, missing, None)
-            with pytest.raises(ArgumentError, match=rf"{missing.partition('.')[0]} is not installed; run `pip install jinja2 plotly"):
+            says = f"{missing.partition('.')[0]} is not installed; run `pip install jinja2 plotly"
+            with pytest.raises(ArgumentError, match=says):
                 write_report([run], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
 
