@@ -102,8 +102,9 @@ def test_ctrl_c_while_packages_are_imported() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_is_130() -> None:
-    hears = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background does not
-    code = f"{hears}import time, hdet.cli.app as app\napp.load_run = lambda _: print('on', flush=True) or time.sleep(3600)\n"
+    # A job in the background of a shell, as these tests may be, does not hear of Ctrl-C by itself.
+    code = "import signal, time, hdet.cli.app as app\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "app.load_run = lambda _: print('on', flush=True) or time.sleep(3600)\n"
     with started(HDET[0], "-c", f"{code}from hdet.cli import main\nmain(['report', 'x'])") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
