@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tools.release import NOT_YET  # noqa: E402  # a script's path has tools/ alone
+from tools.release import INSTALLING, NOT_YET  # noqa: E402  # a script's path has tools/ alone
 from tools.run_workflow import Failed, Runner, read, runners_environment  # noqa: E402  # a script's path has tools/ alone
 
 ADDRESS = "https://github.com/someone/hdet"
@@ -58,7 +58,7 @@ def ready(folder: Path, names: Sequence[str] = ()) -> Path:
     """The same, with nothing left that tools/release.py refuses."""
     copy_to(folder, names=names)
     _rewrite(folder / "CHANGELOG.md", r"^## .+$", f"## [{version_of(folder)}] - 2026-12-31")
-    for name in ("README.md", "docs/getting-started.md"):
+    for name in INSTALLING:
         _rewrite(folder / name, NOT_YET, "from PyPI")
     _rewrite(folder / "CITATION.cff", r"^license: .+$", rf"\g<0>\nrepository-code: {ADDRESS}")
     return folder

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_YET = r"from PyPI, once \S+ is there"
-"""What pages on installing say as long as nothing is published."""
+INSTALLING, NOT_YET = ("README.md", "docs/getting-started.md"), r"from PyPI, once \S+ is there"
+"""The pages on installing, and what they say as long as nothing is published."""
 
 
 def refusals(tag: str, root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -39,7 +39,7 @@ def refusals(tag: str, root: Path = ROOT, environment: Mapping[str, str] = os.en
         found.append(f"recipe/recipe.yaml has version {recipe}, and src/hdet/_version.py {version}: write {version}")
     if not re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", sections[0]):
         found.append(f"CHANGELOG.md begins with ## {sections[0]}: write ## [{version}] - and the day, as 2026-12-31")
-    for name in ("README.md", "docs/getting-started.md"):
+    for name in INSTALLING:
         if words := re.search(NOT_YET, _text(root, name)):
             found.append(f"{name} says {words[0]}: write what holds for those who read it on PyPI")
     return found

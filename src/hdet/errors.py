@@ -14,7 +14,9 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-INSTALL = "run `pip install jinja2 plotly rich typer`, which the extras cli and report stand for"
+REPORTS = ("jinja2", "plotly", "rich", "typer")
+"""The packages of the extras cli and report."""
+INSTALL = f"run `pip install {' '.join(REPORTS)}`, which the extras cli and report stand for"
 """What to do if packages of the command line or of a report are missing, wherever hdet has been installed from."""
 
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from hdet._version import __version__
 from hdet.checks import must_be
-from hdet.errors import INSTALL, HdetError
+from hdet.errors import INSTALL, REPORTS, HdetError
 from hdet.files import locked, path_of
 from hdet.journal.file import Journal
 
-_CORE, _REPORTS = ("torch", "numpy"), ("jinja2", "plotly", "rich", "typer")
+_CORE = ("torch", "numpy")
 _FRAMEWORKS = (
     *("accelerate", "deepspeed", "equinox", "fastai", "flax", "jax", "lightning", "optax", "peft", "pytorch-lightning"),
     *("timm", "torchft", "torchtitan", "transformers", "trl", "ultralytics"),
@@ -52,7 +52,7 @@ def findings(journal: Path, checkpoints: Path) -> Iterator[Finding]:
         "hdet", f"{__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
     )
     yield Finding("packages", _listed(_CORE), [*_unfit()])
-    yield Finding("command line", _listed(_REPORTS))
+    yield Finding("command line", _listed(REPORTS))
     yield Finding("frameworks", _listed(_FRAMEWORKS))
     machine = _machine()
     yield machine
