@@ -26,7 +26,7 @@ import json
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -290,8 +290,7 @@ class Study:
         tail = Tail(steps)
         own = [column._replace(every=column.every or steps) for column in columns]
         with_tail = replicas == 1 and name in ("grid", "fresh")
-        each: dict[str, Callable[[int, Tensor], None]] = {"each": tail} if with_tail else {}
-        trained = self._bench.train(own, seeds, replicas, steps, **each)
+        trained = self._bench.train(own, seeds, replicas, steps, tail)
         reference = self.content["reference"]
         averaged = trained.results(reference, seeds, tail.mean) if with_tail else []
         for column, row in zip(columns, trained.results(reference, seeds), strict=True):
