@@ -224,7 +224,8 @@ class TrainStep:
             self.losses.copy_(losses)
             if self._before is not None:
                 self._before(gradient, rate)
-            self._optimizer.step_(stack.theta, gradient, rate[..., stack.column_group])
+            expanded = rate if getattr(self._optimizer, "reads_groups", False) else rate[..., stack.column_group]
+            self._optimizer.step_(stack.theta, gradient, expanded)
             if self._after is not None:
                 self._after(self.losses)
             self._clock += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Bench:
     graph: bool = True
     fused: bool = True
     until: float = math.inf
+    _supplies: dict[tuple[int, ...], tuple[int, Supply]] = field(default_factory=dict, init=False, repr=False)
+    """The last batches that were made, by seeds, and for how many steps: making them can take as long as a run."""
 
     def train(
         self,
@@ -97,15 +99,24 @@ class Bench:
         self, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int
     ) -> tuple[Stack, StackedReplicas, TrainStep]:
         began = time.perf_counter()
-        batches = Supply(self.task, seeds, steps, self.device).dealt(replicas)
+        batches = self._supply(seeds, steps).dealt(replicas)
         self._say(f"batches of {steps} steps, {time.perf_counter() - began:.1f} s")
         stack = Stack(self.task, [seed for seed in seeds for _ in range(replicas)], len(columns), self.device)
-        optimizer = (FusedAdam if self.fused and self.device.type == "cuda" else Adam)(stack.theta)
+        fused = self.fused and self.device.type == "cuda"
+        optimizer = FusedAdam(stack.theta, stack.column_group) if fused else Adam(stack.theta)
         runs = StackedReplicas(stack, optimizer, columns, replicas, steps, seeds)
         step = TrainStep(stack, optimizer, batches, runs.rates, runs.share, after=runs.observe, graph=self.graph)
         runs.begin()
         self._say(f"{work_of(stack, batches)}; ready after {time.perf_counter() - began:.1f} s")
         return stack, runs, step
+
+    def _supply(self, seeds: Sequence[int], steps: int) -> Supply:
+        made, supply = self._supplies.get(tuple(seeds), (0, None))
+        if supply is None or made < steps:
+            self._supplies.clear()
+            supply = Supply(self.task, seeds, steps, self.device)
+            self._supplies[tuple(seeds)] = steps, supply
+        return supply
 
     def _say(self, words: str) -> None:
         print(f"{self.task.name}: {words}", flush=True)

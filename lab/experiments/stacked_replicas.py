@@ -169,7 +169,7 @@ class StackedReplicas:
         own.copy_(own.mean(1, keepdim=True).expand_as(own))
         if self._is_phased:
             rest = self._by_replica(gradient)[:, :, self._sharing :]
-            rest.copy_(torch.where(self._together, rest.mean(1, keepdim=True), rest))
+            torch.where(self._together, rest.mean(1, keepdim=True), rest, out=rest)
         if self._clips is not None:
             gradient.mul_((self._clips / (gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0))
         return gradient
@@ -240,24 +240,39 @@ class StackedReplicas:
 
 
 class FusedAdam(Adam):
-    """The same Adam as one kernel: at a hundred million weights the step is bound by memory."""
+    """The same Adam as one kernel: at a hundred million weights the step is bound by memory.
 
-    def __init__(self, theta: Tensor) -> None:
+    Args:
+        theta: the weights.
+        groups: of each weight; rates are one for each group.
+    """
+
+    reads_groups = True
+
+    def __init__(self, theta: Tensor, groups: Tensor) -> None:
         super().__init__(theta)
+        self._groups = groups
         self._compiled = torch.compile(_adam_, dynamic=False)
 
     def step_(self, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
         self.count += 1
         corrections = 1 - 0.9**self.count, 1 - 0.999**self.count
-        self._compiled(theta, gradient, rate, self.first, self.second, *corrections)
+        self._compiled(theta, gradient, rate, self._groups, self.first, self.second, *corrections)
 
 
 def _adam_(
-    theta: Tensor, gradient: Tensor, rate: Tensor, first: Tensor, second: Tensor, correct: Tensor, square: Tensor
+    theta: Tensor,
+    gradient: Tensor,
+    rates: Tensor,
+    groups: Tensor,
+    first: Tensor,
+    second: Tensor,
+    correct: Tensor,
+    square: Tensor,
 ) -> None:
     """Write weights and moments after one step; arithmetic as in ``stacked.Adam``."""
     m = first + 0.1 * (gradient - first)
     v = 0.999 * second + 0.001 * gradient * gradient
     first.copy_(m)
     second.copy_(v)
-    theta.copy_(theta - rate * (m / correct) / ((v / square).sqrt() + 1e-8))
+    theta.copy_(theta - rates[..., groups] * (m / correct) / ((v / square).sqrt() + 1e-8))

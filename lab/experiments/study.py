@@ -10,13 +10,16 @@ recommender with three tasks on MovieLens (``make bench-data``). Eight replicas,
 replicas together see the same samples whatever the method. Passes, each of which is kept in the task's file:
 
 scan    plain training at 13 rates a factor 2 apart, one seed: the best one
-grid    every method and T at six rates, from a tenth of that rate to four times it, one seed
-fresh   each at its own best rate and that rate's neighbours, five other seeds
+grid    every method and T at half that rate, it, twice and four times it, one seed; beyond, until the best is inside
+fresh   each at its own best rate, five other seeds
 auto    ``hdet.auto`` on all ranks, which is one run with the whole batch, from three guesses, three seeds
-guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
 bytes   plain training for 3/T of the steps, which sends as many bytes as arms do in all of them, five seeds
+guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
+grid    on, at a quarter and a tenth of plain training's best rate
+fresh   on, at the neighbours of each one's best rate
 
-A method's width is how far its rates of the grid reach that are within 2 % of its best.
+A method's width is how far its rates of the grid reach that are within 2 % of its best. The placebo trains at the rates
+of what it is the control of.
 """
 
 from __future__ import annotations
@@ -30,13 +33,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import checkout  # noqa: F401 - so that lab is found
 import torch
 from auto_runs import AutoRuns, Run
-from crashes import has_crashed, summary
+from crashes import has_crashed
 from provenance import commit, library, versions
 from real.ledger import save
 from real.problems.recommender import Recommender
@@ -44,6 +46,7 @@ from real_lr import tidy
 from stacked import Adam, Stack, Supply
 from stacked_bench import Bench, Evaluation
 from stacked_replicas import Column, Method
+from study_table import LABELS, mean_loss, page
 from torch import Tensor
 
 import hdet
@@ -56,28 +59,23 @@ RESULTS = Path(__file__).parent / "results" / "study"
 SPREAD, CLIP = 1 / 9, 1.0
 FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the rates in the grid to plain training's best."""
-CLOSE = 0.02
-"""Losses within this of a method's best count for its width."""
+FIRST = FACTORS[2:]
+"""Of these, those that are tried first."""
+CONTROL_OF = {"placebo": "shared"}
+"""Whose rates a control has."""
 TAIL = 0.1
 """The share of a run whose weights are averaged for the row "averaged"; ten of them."""
 _WEIGHTS_AT_ONCE = 700_000_000
 """Of all replicas in a stack. Bounds memory, and the time between two savings."""
 ROWS = {
-    "plain": Method("plain data-parallel", True, 0.0),
-    "clipped": Method("plain, gradients clipped", True, 0.0, clip=CLIP),
-    "shared": Method("HDET, shared gradients, corrected", True, SPREAD, lambda seed: Corrected()),
-    "placebo": Method("the same, losses shuffled", True, SPREAD, lambda seed: Placebo(seed)),
-    "arms": Method("arms, no spread", False, 0.0),
-    "arms-spread": Method("arms, spread", False, SPREAD),
-    "arms-last": Method("arms in the last fifth, no spread", False, 0.0, apart=(0.8, 1.0)),
-    "arms-first": Method("arms in the first fifth, no spread", False, 0.0, apart=(0.0, 0.2)),
-}
-LABELS = {
-    **{key: method.label for key, method in ROWS.items()},
-    "averaged": "plain, weights of the last tenth averaged",
-    "auto": "`hdet.auto` on all ranks",
-    "guard": "plain with `hdet.Guard`",
-    "bytes": "plain, with the bytes of arms",
+    "plain": Method(LABELS["plain"], True, 0.0),
+    "clipped": Method(LABELS["clipped"], True, 0.0, clip=CLIP),
+    "shared": Method(LABELS["shared"], True, SPREAD, lambda seed: Corrected()),
+    "placebo": Method(LABELS["placebo"], True, SPREAD, lambda seed: Placebo(seed)),
+    "arms": Method(LABELS["arms"], False, 0.0),
+    "arms-spread": Method(LABELS["arms-spread"], False, SPREAD),
+    "arms-last": Method(LABELS["arms-last"], False, 0.0, apart=(0.8, 1.0)),
+    "arms-first": Method(LABELS["arms-first"], False, 0.0, apart=(0.0, 0.2)),
 }
 
 
@@ -171,7 +169,8 @@ class Study:
 
     def run(self) -> bool:
         """All passes, as far as there is time; whether all are done."""
-        return all(part() for part in (self._scan, self._grid, self._fresh, self._auto, self._bytes, self._guard))
+        first = (self._scan, self._grid, self._fresh, self._auto, self._bytes, self._guard)
+        return all(part() for part in (*first, self._widened, self._beside))
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -185,24 +184,58 @@ class Study:
         return True
 
     def _grid(self) -> bool:
-        rates = [factor * self.content["best"] for factor in FACTORS]
-        return self._train("grid", [column for rate in rates for column in self._columns(rate)], self.setting.chosen_by)
+        """The first factors, and more octaves for those whose best is the highest or lowest of them."""
+        if not self._try(FIRST):
+            return False
+        while beyond := [one for column in self._chosen() if (one := self._beyond(column)) is not None]:
+            if not self._train("grid", beyond, self.setting.chosen_by):
+                return False
+        return True
+
+    def _beyond(self, column: Column) -> Column | None:
+        """One more rate, if its best of those tried is not between two others, and not too many octaves away."""
+        rates, best = self._tried(column)
+        rate = {0: best / 2, len(rates) - 1: best * 2}.get(rates.index(best), math.nan)
+        most = 2**self.setting.octaves
+        is_near = FIRST[0] / most <= rate / self.content["best"] <= FIRST[-1] * most
+        return column._replace(rate=rate) if is_near else None
+
+    def _widened(self) -> bool:
+        return self._try(FACTORS)
+
+    def _try(self, factors: Sequence[float]) -> bool:
+        """All methods at factors of plain training's best rate."""
+        rates = [factor * self.content["best"] for factor in factors]
+        tried = [column._replace(rate=rate) for rate in rates for column in self._chosen()]
+        return self._train("grid", tried, self.setting.chosen_by)
+
+    def _chosen(self) -> list[Column]:
+        """Methods whose rates are chosen; a control's are not."""
+        return [column for column in self._columns() if column.key not in CONTROL_OF]
 
     def _fresh(self) -> bool:
-        return self._train("fresh", [column for group in self._neighbours() for column in group], self.setting.seeds)
+        columns = [column._replace(rate=self._tried(column)[1]) for column in self._columns()]
+        return self._train("fresh", columns, self.setting.seeds)
 
-    def _neighbours(self) -> Iterator[list[Column]]:
-        """Every method and T at its own best rate of the grid, and at the rates beside that."""
-        for column in self._columns(1.0):
-            rows = [row for row in self._of("grid", column.key) if row["T"] == _meets(column)]
-            rates = sorted(row["rate"] for row in rows)
-            best = rates.index(self._best(rows)["rate"])
-            yield [column._replace(rate=rate) for rate in rates[max(0, best - 1) : best + 2]]
+    def _beside(self) -> bool:
+        """Every method and T at the rates of the grid beside its best."""
+        columns = []
+        for column in self._columns():
+            rates, best = self._tried(column)
+            place = rates.index(best)
+            columns += [column._replace(rate=rate) for rate in rates[max(0, place - 1) : place + 2]]
+        return self._train("fresh", columns, self.setting.seeds)
+
+    def _tried(self, column: Column) -> tuple[list[float], float]:
+        """Rates of the grid, and the best of them, of a method and T or of what it is the control of."""
+        key = CONTROL_OF.get(column.key, column.key)
+        rows = [row for row in self._of("grid", key) if row["T"] == _meets(column)]
+        return sorted(row["rate"] for row in rows), self._best(rows)["rate"]
 
     def _bytes(self) -> bool:
         for every in self.setting.every:
             steps = max(2, round(3 / every * self.setting.steps))
-            rates = [factor * self.content["best"] for factor in (*FACTORS[2:], 8.0)]
+            rates = [factor * self.content["best"] for factor in (*FIRST, 8.0)]
             columns = [Column("bytes", ROWS["plain"], every, rate) for rate in rates]
             if not self._train("bytes", columns, self.setting.seeds, steps):
                 return False
@@ -252,11 +285,11 @@ class Study:
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def _columns(self, rate: float) -> list[Column]:
-        """Every method and T at one rate; those that never meet once."""
+    def _columns(self) -> list[Column]:
+        """Every method and T, at no rate yet; those that never meet once."""
         setting = self.setting
         return [
-            Column(key, method, every, rate)
+            Column(key, method, every, math.nan)
             for key, method in ROWS.items()
             for every in ((0,) if method.is_plain else setting.every if _is_whole(method) else setting.phased)
         ]
@@ -325,7 +358,7 @@ class Study:
 
     @staticmethod
     def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return min(rows, key=lambda row: _mean(row["loss"]))
+        return min(rows, key=lambda row: mean_loss(row["loss"]))
 
 
 def guarded(job: tuple[Setting, float, int, str]) -> dict[str, float]:
@@ -365,54 +398,6 @@ def _short(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in ("label", "summary", "train_loss")}
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    """What is no number, which a file has as null, is worse than any loss."""
-    return fmean(math.inf if value is None or value != value else value for value in values)
-
-
-# The table -----------------------------------------------------------------------------------------------------------
-
-
-def table(content: Mapping[str, Any]) -> str:
-    """A line for every method and T, each at its own best rate of the fresh seeds; all over plain training's."""
-    runs = content["runs"]
-    last = {"auto": "auto", "guard": "guard", "bytes": "bytes"}
-    groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
-    for run in runs:
-        if run["pass"] == last.get(run["row"], "fresh"):
-            groups.setdefault((run["row"], run["T"]), []).append(run)
-    best = {key: min(rows, key=lambda row: _mean(row["loss"])) for key, rows in groups.items()}
-    metrics = [name for name in (runs[0] if runs else ()) if name.startswith(("auc_", "ne_", "rmse_"))]
-    heads = ["method", "T", "best rate", "loss", "÷ plain", "within 2 %", "crashed", *metrics]
-    lines = [f"**{content['task']}**", "", f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
-    plain = _mean(best["plain", None]["loss"]) if ("plain", None) in best else math.nan
-    order = {key: place for place, key in enumerate(LABELS)}
-    for (key, every), row in sorted(best.items(), key=lambda item: (order[item[0][0]], item[0][1] or 0)):
-        loss = summary([False] * len(row["loss"]), [math.nan if one is None else one for one in row["loss"]])["loss"]
-        crashed = [crash for one in groups[key, every] for crash in one["crashed"]]
-        cells = [LABELS[key], every or "", f"{row['rate']:.3g}", f"{loss['mean']:.4f} ± {loss['deviation'] or 0:.4f}"]
-        cells += [f"{loss['mean'] / plain:.3f}", width(runs, key, every), f"{sum(crashed)} of {len(crashed)}"]
-        cells += [f"{_mean(row[name]):.4f}" for name in metrics]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def width(runs: Sequence[Mapping[str, Any]], key: str, every: int | None) -> str:
-    """The rates of the grid, over plain training's best, between which a method is close to its best.
-
-    >>> about = {"pass": "grid", "row": "arms", "T": 20}
-    >>> grid = [{**about, "rate": rate, "loss": [loss]} for rate, loss in ((1, 2.0), (2, 1.99), (4, 3.0))]
-    >>> width(grid, "arms", 20), width(grid, "auto", None)
-    ('factor 2', '')
-    """
-    rows = [run for run in runs if (run["pass"], run["row"], run["T"]) == ("grid", key, every)]
-    if not rows:
-        return ""
-    best = min(_mean(row["loss"]) for row in rows)
-    close = [row["rate"] for row in rows if _mean(row["loss"]) <= (1 + CLOSE) * best]
-    return f"factor {max(close) / min(close):.3g}"
-
-
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(SETTINGS), help=f"some of {','.join(SETTINGS)}")
@@ -428,8 +413,7 @@ def main(words: list[str] | None = None) -> None:
     if given.quick and given.results == RESULTS:
         parser.error("--quick needs --results, a folder of its own: its figures are no results")
     if given.table:
-        files = [given.results / f"{name}.json" for name in names]
-        print("\n\n".join(table(json.loads(file.read_text())) for file in files if file.exists()))
+        print(page(given.results))
         return
     torch.set_num_threads(1)  # batches are made by many threads, each of which works alone
     device, until = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.time() + given.seconds

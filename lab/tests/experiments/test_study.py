@@ -11,7 +11,8 @@ import pytest
 import study
 import torch
 from real.problems.recommender import LIKED, Recommender
-from study import ROWS, Tail, main, table, width
+from study import ROWS, Tail, main
+from study_table import LABELS, against, metric_table, table
 
 METRICS = {"feed": "auc_like", "text": "loss", "movielens": "auc_watched"}
 
@@ -26,12 +27,17 @@ def test_in_miniature(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     content = json.loads((tmp_path / f"{name}.json").read_text())
     runs = content["runs"]
     assert {run["pass"] for run in runs} == {"scan", "grid", "fresh", "auto", "guard", "bytes"}
-    assert {run["row"] for run in runs} == {*study.LABELS}
+    assert {run["row"] for run in runs} == {*LABELS}
     for run in runs:
         seeds = {"scan": 1, "grid": 1}.get(run["pass"], 2)
         assert len(run["loss"]) == len(run["crashed"]) == len(run[METRICS[name]]) == seeds
     grid = {run["rate"] for run in runs if (run["pass"], run["row"]) == ("grid", "arms")}
-    assert [*sorted(grid)] == pytest.approx([factor * content["best"] for factor in study.FACTORS])
+    for rate in (factor * content["best"] for factor in study.FACTORS):
+        assert min(grid, key=lambda tried: abs(tried - rate)) == pytest.approx(rate)
+    assert not [run for run in runs if (run["pass"], run["row"]) == ("grid", "placebo")]
+    fresh = [run for run in runs if run["pass"] == "fresh"]
+    own = [{run["rate"] for run in fresh if run["row"] == row} for row in ("shared", "placebo")]
+    assert own[0] == own[1]
     main(words)  # nothing is left to do
     assert json.loads((tmp_path / f"{name}.json").read_text())["runs"] == runs
     capsys.readouterr()
@@ -47,25 +53,48 @@ def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def run(name: str, row: str, every: int | None, rate: float, *losses: float | None) -> dict[str, Any]:
+    about = {"pass": name, "row": row, "T": every, "rate": rate, "seeds": [*range(len(losses))]}
     crashed = [loss is None for loss in losses]
-    return {"pass": name, "row": row, "T": every, "rate": rate, "loss": [*losses], "crashed": crashed}
+    return {**about, "loss": [*losses], "crashed": crashed, "auc_like": [0.5 + rate] * len(losses)}
+
+
+CONTENT = {
+    "task": "feed",
+    "best": 0.1,
+    "runs": [
+        run("fresh", "plain", None, 0.1, 1.0, 3.0, 2.0),
+        run("fresh", "plain", None, 0.2, 2.0, None, 2.0),  # crashed: worse than any loss
+        run("fresh", "arms", 20, 0.2, 0.5, 1.5, 1.0),
+        run("auto", "auto", None, 0.3, 2.0, 6.0),
+        run("auto", "auto", None, 0.1, None, 6.0),
+        *(run("grid", "arms", 20, rate, loss) for rate, loss in ((0.1, 1.01), (0.2, 1.0), (0.4, 1.02), (0.8, 1.03))),
+    ],
+}
 
 
 def test_the_table_by_hand() -> None:
-    runs = [
-        run("fresh", "plain", None, 0.1, 1.0, 3.0),
-        run("fresh", "plain", None, 0.2, 2.0, None),  # crashed: worse than any loss
-        run("fresh", "arms", 20, 0.2, 1.0, 1.0),
-        run("auto", "auto", None, 0.3, 4.0, 4.0),
-        *(run("grid", "arms", 20, rate, loss) for rate, loss in ((0.1, 1.01), (0.2, 1.0), (0.4, 1.02), (0.8, 1.03))),
+    """Ratios are of the same seeds; those whose rate is chosen have one line, the others one for each rate."""
+    assert table(CONTENT).splitlines()[2:] == [
+        "| plain data-parallel |  | 1 | 2.0000 ± 1.0000 |  |  | 1 of 6 |",
+        f"| {LABELS['arms']} | 20 | 2 | 1.0000 ± 0.5000 | 0.500 (0.500 to 0.500) | factor 4 or more | 0 of 3 |",
+        "| `hdet.auto` on all ranks |  | 1 | none | crashed |  | 1 of 2 |",
+        "| `hdet.auto` on all ranks |  | 3 | 4.0000 ± 2.8284 | 2.000 (2.000 to 2.000) |  | 0 of 2 |",
     ]
-    lines = table({"task": "feed", "runs": runs}).splitlines()
-    assert lines[4:] == [
-        "| plain data-parallel |  | 0.1 | 2.0000 ± 1.4142 | 1.000 |  | 1 of 4 |",
-        "| arms, no spread | 20 | 0.2 | 1.0000 ± 0.0000 | 0.500 | factor 4 | 0 of 2 |",
-        "| `hdet.auto` on all ranks |  | 0.3 | 4.0000 ± 0.0000 | 2.000 |  | 0 of 2 |",
-    ]
-    assert width(runs, "plain", None) == ""
+
+
+def test_the_tasks_by_hand() -> None:
+    lines = metric_table(CONTENT).splitlines()
+    assert lines[0] == "| method | T | AUC like |"
+    assert lines[2:4] == [f"| {LABELS['plain']} |  | 0.6000 |", f"| {LABELS['arms']} | 20 | 0.7000 |"]
+    assert metric_table({"task": "text", "best": 1.0, "runs": []}) == ""
+
+
+def test_an_interval_by_students_t() -> None:
+    """Ratios e^0.1, e^0.2 and e^0.3: the middle is e^0.2, and Student's t says 4.303 standard errors."""
+    plain = {"seeds": [0, 1, 2], "loss": [1.0, 1.0, 1.0]}
+    off = 4.303 * 0.1 / math.sqrt(3)
+    said = against({"seeds": [0, 1, 2], "loss": [math.exp(0.1), math.exp(0.2), math.exp(0.3)]}, plain)
+    assert said == f"{math.exp(0.2):.3f} ({math.exp(0.2 - off):.3f} to {math.exp(0.2 + off):.3f})"
 
 
 def test_the_tail_is_the_mean_of_ten() -> None:

@@ -1,0 +1,158 @@
+"""What lab/experiments/study.py has measured, as the tables of docs/study.md.
+
+python lab/experiments/study.py --table
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+__all__ = ["CLOSE", "LABELS", "mean_loss", "metric_table", "page", "table", "width"]
+
+CLOSE = 0.02
+"""Losses within this of a method's best count for its width."""
+LABELS = {
+    "plain": "plain data-parallel",
+    "clipped": "plain, gradients clipped",
+    "averaged": "plain, weights of the last tenth averaged",
+    "shared": "HDET: shared gradients, spread, corrected",
+    "placebo": "the same, losses shuffled",
+    "arms": "gradients of their own (arms)",
+    "arms-spread": "arms, spread",
+    "arms-last": "arms in the last fifth only",
+    "arms-first": "arms in the first fifth only",
+    "auto": "`hdet.auto` on all ranks",
+    "guard": "plain with `hdet.Guard`",
+    "bytes": "plain, as many bytes sent as by arms",
+}
+HEADS = {"feed": "Feed", "text": "GPT", "movielens": "MovieLens"}
+PASSES = {"auto": "auto", "guard": "guard", "bytes": "bytes"}
+"""In which pass a row's fresh seeds ran, where that is not "fresh"."""
+EACH = ("auto", "guard")
+"""Rows with a line for each rate: it is a guess, or a rate that may be too high."""
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""By how many standard errors a mean of so many may be off: Student's t, 95 %."""
+
+Key = tuple[str, int | None]
+"""A row and its T."""
+
+
+class Line(NamedTuple):
+    """A method and T at one rate, on fresh seeds."""
+
+    key: Key
+    run: Mapping[str, Any]
+    crashed: tuple[int, int]
+    """How many of how many runs of this method and T."""
+
+
+def page(folder: Path) -> str:
+    """The tables of all tasks that have been run."""
+    files = [folder / f"{name}.json" for name in HEADS]
+    known = [json.loads(file.read_text()) for file in files if file.exists()]
+    return "\n\n".join(f"### {HEADS[one['task']]}\n\n{table(one)}\n\n{metric_table(one)}".rstrip() for one in known)
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """A line for every method and T, at its own best rate of the fresh seeds."""
+    runs, rows = content["runs"], lines(content["runs"])
+    plain = next((line.run for line in rows if line.key == ("plain", None)), None)
+    made = [
+        "| method | T | rate ÷ plain's best | loss | ÷ plain's, seed by seed (95 %) | rates within 2 % | crashed |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for line in rows:
+        (row, every), run = line.key, line.run
+        cells = [LABELS[row], every or "", f"{run['rate'] / content['best']:.3g}", _spread(run["loss"])]
+        cells += ["" if plain is None or run is plain else against(run, plain), width(runs, row, every)]
+        made.append(f"| {' | '.join(map(str, cells))} | {line.crashed[0]} of {line.crashed[1]} |")
+    return "\n".join(made)
+
+
+def metric_table(content: Mapping[str, Any]) -> str:
+    """AUC and normalised entropy of each of its tasks, for the same lines; empty if it has none."""
+    rows = lines(content["runs"])
+    names = [name for name in (rows[0].run if rows else ()) if name.startswith(("auc_", "ne_", "rmse_"))]
+    if not names:
+        return ""
+    heads = [name.replace("auc_", "AUC ").replace("ne_", "NE ").replace("rmse_", "RMSE ") for name in names]
+    made = [f"| method | T | {' | '.join(head.replace('_', ' ') for head in heads)} |"]
+    made.append("| --- |" + " ---: |" * (1 + len(names)))
+    for line in rows:
+        values = " | ".join(f"{mean_loss(line.run[name]):.4f}" for name in names)
+        made.append(f"| {LABELS[line.key[0]]} | {line.key[1] or ''} | {values} |")
+    return "\n".join(made)
+
+
+def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Of the fresh seeds, in the order of the labels."""
+    groups: dict[Key, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        if run["pass"] == PASSES.get(run["row"], "fresh"):
+            groups.setdefault((run["row"], run["T"]), []).append(run)
+    order, found = [*LABELS], []
+    for key, rows in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1] or 0)):
+        shown = sorted(rows, key=lambda run: run["rate"])
+        if key[0] not in EACH:
+            shown = [min(rows, key=lambda run: mean_loss(run["loss"]))]
+        for run in shown:
+            crashed = [crash for one in ([run] if key[0] in EACH else rows) for crash in one["crashed"]]
+            found.append(Line(key, run, (sum(crashed), len(crashed))))
+    return found
+
+
+def against(run: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
+    """The mean ratio of its losses to plain training's on the same seeds, and an interval for it.
+
+    >>> seeds = {"seeds": [0, 1, 2], "loss": [1.0, 2.0, 4.0]}
+    >>> against({"seeds": [2, 0, 1], "loss": [8.0, 2.0, 4.0]}, seeds)
+    '2.000 (2.000 to 2.000)'
+    >>> against({"seeds": [0, 1], "loss": [1.0, None]}, seeds)
+    'crashed'
+    """
+    base = dict(zip(plain["seeds"], plain["loss"], strict=True))
+    pairs = [(loss, base[seed]) for seed, loss in zip(run["seeds"], run["loss"], strict=True) if seed in base]
+    if not all(loss and other and math.isfinite(loss + other) for loss, other in pairs):
+        return "crashed"
+    logs = [math.log(loss / other) for loss, other in pairs]
+    middle = fmean(logs)
+    off = T95[len(logs)] * stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(middle):.3f} ({math.exp(middle - off):.3f} to {math.exp(middle + off):.3f})"
+
+
+def width(runs: Sequence[Mapping[str, Any]], key: str, every: int | None) -> str:
+    """The rates of the grid between which a method is close to its best; "or more" if that is all of them on a side.
+
+    >>> about = {"pass": "grid", "row": "arms", "T": 20}
+    >>> grid = [{**about, "rate": rate, "loss": [loss]} for rate, loss in ((1, 3.0), (2, 1.99), (4, 2.0), (8, 3.0))]
+    >>> width(grid, "arms", 20), width(grid[:3], "arms", 20), width(grid, "auto", None)
+    ('factor 2', 'factor 2 or more', '')
+    """
+    rows = sorted(
+        (run["rate"], mean_loss(run["loss"]))
+        for run in runs
+        if (run["pass"], run["row"], run["T"]) == ("grid", key, every)
+    )
+    if not rows:
+        return ""
+    best = min(loss for _, loss in rows)
+    close = [rate for rate, loss in rows if loss <= (1 + CLOSE) * best]
+    ends = close[0] == rows[0][0] or close[-1] == rows[-1][0]
+    return f"factor {close[-1] / close[0]:.3g}{' or more' if ends else ''}"
+
+
+def mean_loss(values: Sequence[float | None]) -> float:
+    """What is no number, which a file has as null, is worse than any loss."""
+    return fmean(math.inf if value is None or value != value else value for value in values)
+
+
+def _spread(losses: Sequence[float | None]) -> str:
+    mean = mean_loss(losses)
+    if not math.isfinite(mean):
+        return "none"
+    return f"{mean:.4f} ± {stdev(loss for loss in losses if loss is not None):.4f}"
