@@ -1,5 +1,5 @@
-"""Tables of README.md and of docs/results.md, real-data.md, the-paper.md and algoperf.md, from lab/experiments/results;
-those of docs/cost.md from lab/benchmarks/results/scale.json; those of docs/questions from both folders.
+"""Tables of README.md and of docs/results.md, real-data.md, the-paper.md, study.md and algoperf.md, from
+lab/experiments/results; those of docs/cost.md from lab/benchmarks/results/scale.json; those of docs/questions from both.
 
     python docs/make_results.py
 
@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab" / "experiments"))
 import real_table
 import rehearsal
+import study_table
 from real.score import geometric_mean
 
 HERE = Path(__file__).resolve().parent
@@ -176,6 +177,7 @@ def main() -> None:
         feed = json.loads((args.results / "stacked_ablation" / "feed.json").read_text())
         fill(HERE / "the-paper.md", BEGIN, f"\n{tasks_of_feed(feed)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real_table.of_splits(args.results / "real")))
+        fill(HERE / "study.md", BEGIN, f"\n{study_table.page(args.results / 'study')}\n")
         fill(HERE / "algoperf.md", REHEARSAL_BEGIN, rehearsal.page(args.results / "algoperf"))
         questions(args.results)
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["CLOSE", "LABELS", "mean_loss", "metric_table", "page", "table", "width"]
+__all__ = ["CLOSE", "LABELS", "mean_loss", "metric_table", "page", "rate_table", "table", "width"]
 
 CLOSE = 0.02
 """Losses within this of a method's best count for its width."""
@@ -38,8 +38,14 @@ EACH = ("auto", "guard")
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """By how many standard errors a mean of so many may be off: Student's t, 95 %."""
 
+CAPTION = (
+    "Plain training's best rate of the scan is {best:.3g}. At multiples of it, the loss ÷ plain training's lowest, one "
+    "seed; within 2 % of a line's own best in bold:"
+)
+
 Key = tuple[str, int | None]
 """A row and its T."""
+T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -55,7 +61,12 @@ def page(folder: Path) -> str:
     """The tables of all tasks that have been run."""
     files = [folder / f"{name}.json" for name in HEADS]
     known = [json.loads(file.read_text()) for file in files if file.exists()]
-    return "\n\n".join(f"### {HEADS[one['task']]}\n\n{table(one)}\n\n{metric_table(one)}".rstrip() for one in known)
+    parts = []
+    for one in known:
+        made = [f"### {HEADS[one['task']]}", table(one), CAPTION.format(best=one["best"]), rate_table(one)]
+        metrics = metric_table(one)
+        parts += [*made, *(["By task, in the order of the first table:", metrics] if metrics else [])]
+    return "\n\n".join(parts)
 
 
 def table(content: Mapping[str, Any]) -> str:
@@ -72,6 +83,30 @@ def table(content: Mapping[str, Any]) -> str:
         cells += ["" if plain is None or run is plain else against(run, plain), width(runs, row, every)]
         made.append(f"| {' | '.join(map(str, cells))} | {line.crashed[0]} of {line.crashed[1]} |")
     return "\n".join(made)
+
+
+def rate_table(content: Mapping[str, Any]) -> str:
+    """The losses of the grid, and of plain training's scan: a line for every method and T, a column for each rate."""
+    groups: dict[Key, dict[float, float]] = {}
+    for run in content["runs"]:
+        if run["pass"] == "grid" or (run["pass"] == "scan" and run["row"] == "plain"):
+            factor = float(f"{run['rate'] / content['best']:.3g}")
+            groups.setdefault((run["row"], run["T"]), {})[factor] = mean_loss(run["loss"])
+    factors = sorted({factor for key, row in groups.items() if key[0] != "plain" for factor in row})
+    lowest = min(groups["plain", None].values())
+    made = [
+        f"| method | T | {' | '.join(f'× {factor:g}' for factor in factors)} |",
+        "| --- |" + " ---: |" * (1 + len(factors)),
+    ]
+    for (key, every), row in _in_order(groups):
+        close = (1 + CLOSE) * min(row.values())
+        cells = [_cell(row[factor] / lowest, row[factor] <= close) if factor in row else "" for factor in factors]
+        made.append(f"| {LABELS[key]} | {every or ''} | {' | '.join(cells)} |")
+    return "\n".join(made)
+
+
+def _cell(ratio: float, is_good: bool) -> str:
+    return f"**{ratio:.3f}**" if is_good else f"{ratio:.3f}"
 
 
 def metric_table(content: Mapping[str, Any]) -> str:
@@ -95,8 +130,8 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
     for run in runs:
         if run["pass"] == PASSES.get(run["row"], "fresh"):
             groups.setdefault((run["row"], run["T"]), []).append(run)
-    order, found = [*LABELS], []
-    for key, rows in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1] or 0)):
+    found = []
+    for key, rows in _in_order(groups):
         shown = sorted(rows, key=lambda run: run["rate"])
         if key[0] not in EACH:
             shown = [min(rows, key=lambda run: mean_loss(run["loss"]))]
@@ -149,6 +184,12 @@ def width(runs: Sequence[Mapping[str, Any]], key: str, every: int | None) -> str
 def mean_loss(values: Sequence[float | None]) -> float:
     """What is no number, which a file has as null, is worse than any loss."""
     return fmean(math.inf if value is None or value != value else value for value in values)
+
+
+def _in_order(groups: Mapping[Key, T]) -> list[tuple[Key, T]]:
+    """By label, then by T."""
+    order = [*LABELS]
+    return sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1] or 0))
 
 
 def _spread(losses: Sequence[float | None]) -> str:
