@@ -1,5 +1,5 @@
 """Tables of README.md and of docs/results.md, real-data.md, the-paper.md, study.md and algoperf.md, from
-lab/experiments/results; those of docs/cost.md from lab/benchmarks/results/scale.json; those of docs/questions from both.
+lab/experiments/results; those of docs/cost.md from lab/benchmarks/results/scale.json; of docs/questions from both.
 
     python docs/make_results.py
 

@@ -13,7 +13,8 @@ scan    plain training at 13 rates a factor 2 apart, one seed: the best one
 grid    every method and T at half that rate, it, twice and four times it, one seed; beyond, until the best is inside
 fresh   each at its own best rate, five other seeds
 auto    ``hdet.auto`` on all ranks, which is one run with the whole batch, from three guesses, three seeds
-bytes   plain training for 3/T of the steps, which sends as many bytes as arms do in all of them, five seeds
+bytes   plain training that sends as many bytes as arms do: for 3/T of the steps, and so with 3/T of the samples; and
+        "accumulated", with gradients summed over T/3 batches, so with all samples; five rates, five seeds
 guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
 grid    on, at a quarter and a tenth of plain training's best rate
 fresh   on, at the neighbours of each one's best rate
@@ -40,13 +41,13 @@ import torch
 from auto_runs import AutoRuns, Run
 from crashes import has_crashed
 from provenance import commit, library, versions
-from real.ledger import save
+from real.ledger import rounded, save
 from real.problems.recommender import Recommender
 from real_lr import tidy
 from stacked import Adam, Stack, Supply
 from stacked_bench import Bench, Evaluation
 from stacked_replicas import Column, Method
-from study_table import LABELS, mean_loss, page
+from study_table import CONTROL_OF, LABELS, chosen_rate, mean_loss, page
 from torch import Tensor
 
 import hdet
@@ -61,12 +62,10 @@ FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the rates in the grid to plain training's best."""
 FIRST = FACTORS[2:]
 """Of these, those that are tried first."""
-CONTROL_OF = {"placebo": "shared"}
-"""Whose rates a control has."""
 TAIL = 0.1
 """The share of a run whose weights are averaged for the row "averaged"; ten of them."""
-_WEIGHTS_AT_ONCE = 700_000_000
-"""Of all replicas in a stack. Bounds memory, and the time between two savings."""
+_WEIGHTS_AT_ONCE, _SAMPLES_AT_ONCE = 700_000_000, 300_000
+"""Of all replicas in a stack. Bound memory, and the time between two savings."""
 ROWS = {
     "plain": Method(LABELS["plain"], True, 0.0),
     "clipped": Method(LABELS["clipped"], True, 0.0, clip=CLIP),
@@ -98,13 +97,13 @@ class Setting:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     chosen_by: tuple[int, ...] = (1000,)
 
-    def make_task(self) -> Task:
-        """Its batches are those of all replicas together."""
+    def make_task(self, batches: int = 1) -> Task:
+        """Its batches are those of all replicas together, so many of them at once."""
         together = self.batch * self.replicas
         if self.task == "movielens":
-            return Recommender("movielens-tasks", batch_size=together, **self.options)
+            return Recommender("movielens-tasks", batch_size=together * batches, **self.options)
         more = {"horizon": self.steps * together} if self.task == "feed" else {}
-        return task_named(self.task, batch_size=together, **more, **self.options)
+        return task_named(self.task, batch_size=together * batches, **more, **self.options)
 
 
 SETTINGS = {
@@ -160,9 +159,10 @@ class Study:
         self.setting, self._device, self._until, self._processes = setting, device, until, processes
         self._path = folder / f"{setting.task}.json"
         there = json.loads(self._path.read_text()) if self._path.exists() else {}
-        head = json.loads(json.dumps({"arguments": vars(setting), "factors": FACTORS}))
-        if {key: there.get(key) for key in head} != head:
-            there = {}
+        constants = {"spread": SPREAD, "clip": CLIP, "tail": TAIL, "factors": FACTORS}
+        head = rounded({"arguments": vars(setting), **constants})
+        if there and {key: there.get(key) for key in head} != head:
+            raise SystemExit(f"{self._path} has runs of other settings; move it away, and they will be made anew")
         self.content: dict[str, Any] = {"runs": [], **there, **head, "task": setting.task}
         self._bench = Bench(setting.make_task(), device)
         self.content["reference"] = self._bench.reference()
@@ -177,9 +177,10 @@ class Study:
     def _scan(self) -> bool:
         octaves = self.setting.octaves
         rates = [self.setting.centre * 2.0**k for k in range(-octaves, octaves + 1)]
-        if not self._train("scan", [_plain("plain", rate) for rate in rates], self.setting.chosen_by):
+        if not self._train("scan", [Column("plain", ROWS["plain"], 0, rate) for rate in rates], self.setting.chosen_by):
             return False
-        self.content["best"] = rate = self._best(self._of("scan", "plain"))["rate"]
+        best = min(self._of("scan", "plain"), key=lambda row: mean_loss(row["loss"]))
+        self.content["best"] = rate = best["rate"]
         self.content["on_edge"] = rate in (rates[0], rates[-1])
         return True
 
@@ -194,7 +195,7 @@ class Study:
 
     def _beyond(self, column: Column) -> Column | None:
         """One more rate, if its best of those tried is not between two others, and not too many octaves away."""
-        rates, best = self._tried(column)
+        rates, best = self._rates(column), self._best_rate(column)
         rate = {0: best / 2, len(rates) - 1: best * 2}.get(rates.index(best), math.nan)
         most = 2**self.setting.octaves
         is_near = FIRST[0] / most <= rate / self.content["best"] <= FIRST[-1] * most
@@ -214,38 +215,45 @@ class Study:
         return [column for column in self._columns() if column.key not in CONTROL_OF]
 
     def _fresh(self) -> bool:
-        columns = [column._replace(rate=self._tried(column)[1]) for column in self._columns()]
+        columns = [column._replace(rate=self._best_rate(column)) for column in self._columns()]
         return self._train("fresh", columns, self.setting.seeds)
 
     def _beside(self) -> bool:
         """Every method and T at the rates of the grid beside its best."""
         columns = []
         for column in self._columns():
-            rates, best = self._tried(column)
-            place = rates.index(best)
+            rates = self._rates(column)
+            place = rates.index(self._best_rate(column))
             columns += [column._replace(rate=rate) for rate in rates[max(0, place - 1) : place + 2]]
         return self._train("fresh", columns, self.setting.seeds)
 
-    def _tried(self, column: Column) -> tuple[list[float], float]:
-        """Rates of the grid, and the best of them, of a method and T or of what it is the control of."""
-        key = CONTROL_OF.get(column.key, column.key)
-        rows = [row for row in self._of("grid", key) if row["T"] == _meets(column)]
-        return sorted(row["rate"] for row in rows), self._best(rows)["rate"]
+    def _rates(self, column: Column) -> list[float]:
+        """Those of the grid, of a method and T or of what it is the control of."""
+        rows = self._of("grid", CONTROL_OF.get(column.key, column.key))
+        return sorted(row["rate"] for row in rows if row["T"] == _meets(column))
+
+    def _best_rate(self, column: Column) -> float:
+        return chosen_rate(self.content["runs"], (column.key, _meets(column)))
 
     def _bytes(self) -> bool:
-        for every in self.setting.every:
-            steps = max(2, round(3 / every * self.setting.steps))
-            rates = [factor * self.content["best"] for factor in (*FIRST, 8.0)]
-            columns = [Column("bytes", ROWS["plain"], every, rate) for rate in rates]
-            if not self._train("bytes", columns, self.setting.seeds, steps):
-                return False
+        rates = [factor * self.content["best"] for factor in (*FIRST, 8.0)]
+        for every in self.setting.phased:
+            fewer, longer = round(3 / every * self.setting.steps), math.ceil(every / 3)
+            summed = Bench(self.setting.make_task(longer), self._device)
+            for row, steps, bench in (
+                ("bytes", fewer, self._bench),
+                ("accumulated", self.setting.steps // longer, summed),
+            ):
+                columns = [Column(row, ROWS["plain"], every, rate) for rate in rates]
+                if not self._train(row, columns, self.setting.seeds, max(2, steps), bench):
+                    return False
         return True
 
     def _auto(self) -> bool:
         """One stack of plain runs, whose rates the library's rule finds."""
         if self._of("auto", "auto"):
             return True
-        if time.time() > self._until:
+        if self._is_late():
             return False
         setting, task = self.setting, self._bench.task
         seeds, guesses = setting.seeds[:3], [factor * self.content["best"] for factor in (0.1, 1.0, 4.0)]
@@ -259,7 +267,7 @@ class Study:
         for k, guess in enumerate(guesses):
             metrics = [evaluated(stack.theta[u, k]) for u in range(len(seeds))]
             more = {"found": [runs.runs[u, k].found for u in range(len(seeds))]}
-            self._keep("auto", "auto", None, guess, seeds, metrics, more)
+            self._keep("auto", guess, seeds, metrics, more)
         self._save()
         return True
 
@@ -267,7 +275,7 @@ class Study:
         setting, seeds = self.setting, self.setting.seeds[:3]
         if self._of("guard", "guard"):
             return True
-        if time.time() > self._until:
+        if self._is_late():
             return False
         rates = [factor * self.content["best"] for factor in (1.0, 2.0, 4.0)]
         jobs = [(setting, rate, seed, str(self._device)) for rate in rates for seed in seeds]
@@ -279,7 +287,7 @@ class Study:
         for i, rate in enumerate(rates):
             part = found[i * len(seeds) : (i + 1) * len(seeds)]
             more = {"rollbacks": [one.pop("rollbacks") for one in part]}
-            self._keep("guard", "guard", None, rate, seeds, part, more)
+            self._keep("guard", rate, seeds, part, more)
         self._save()
         return True
 
@@ -294,71 +302,74 @@ class Study:
             for every in ((0,) if method.is_plain else setting.every if _is_whole(method) else setting.phased)
         ]
 
-    def _train(self, name: str, columns: Sequence[Column], seeds: Sequence[int], steps: int | None = None) -> bool:
+    def _train(
+        self,
+        stage: str,
+        columns: Sequence[Column],
+        seeds: Sequence[int],
+        steps: int | None = None,
+        bench: Bench | None = None,
+    ) -> bool:
         """Those that the file lacks, in stacks; whether all are there now. A run without replicas is one with the
         whole batch."""
-        steps = steps or self.setting.steps
-        there = {(row["row"], row["T"], row["rate"]) for row in self.content["runs"] if row["pass"] == name}
-        left = [column for column in columns if (column.key, _meets(column), column.rate) not in there]
+        steps, bench = steps or self.setting.steps, bench or self._bench
+        there = {(row["row"], row["T"], row["rate"]) for row in self.content["runs"] if row["pass"] == stage}
+        named = [column._replace(rate=rounded(column.rate)) for column in columns]  # as the file has it
+        left = [column for column in named if (column.key, _meets(column), column.rate) not in there]
         for replicas in (1, self.setting.replicas):
             some = sorted(
                 (column for column in left if column.method.is_plain == (replicas == 1)),
                 key=lambda column: not column.method.shares,
             )
-            for part in self._stacks(some, replicas * len(seeds)):
-                if time.time() > self._until:
+            for part in _stacks(bench.task, some, replicas, len(seeds)):
+                if self._is_late():
                     return False
-                self._train_together(name, part, seeds, replicas, steps)
+                self._train_together(stage, part, seeds, replicas, steps, bench)
         return True
 
-    def _stacks(self, columns: Sequence[Column], rows: int) -> Iterator[Sequence[Column]]:
-        weights = sum(p.numel() for p in self._bench.task.model(0).parameters())
-        together = max(1, _WEIGHTS_AT_ONCE // (weights * rows))
-        for i in range(0, len(columns), together):
-            yield columns[i : i + together]
-
     def _train_together(
-        self, name: str, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int
+        self, stage: str, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int, bench: Bench
     ) -> None:
-        tail = Tail(steps)
+        tail = Tail(steps) if replicas == 1 and stage in ("grid", "fresh") else None
         own = [column._replace(every=column.every or steps) for column in columns]
-        with_tail = replicas == 1 and name in ("grid", "fresh")
-        trained = self._bench.train(own, seeds, replicas, steps, tail)
+        trained = bench.train(own, seeds, replicas, steps, tail or (lambda t, theta: None))
         reference = self.content["reference"]
-        averaged = trained.results(reference, seeds, tail.mean) if with_tail else []
         for column, row in zip(columns, trained.results(reference, seeds), strict=True):
-            self.content["runs"].append({"pass": name, **_short(row), "T": _meets(column)})
-        for column, row in zip(columns, averaged, strict=False):
-            if column.key == "plain":
-                self.content["runs"].append({"pass": name, **_short(row), "T": None, "row": "averaged"})
+            self._append({"pass": stage, **_short(row), "T": _meets(column)})
+        if tail is not None:
+            for column, row in zip(columns, trained.results(reference, seeds, tail.mean), strict=True):
+                if column.key == "plain":
+                    self._append({"pass": stage, **_short(row), "T": None, "row": "averaged"})
         self._save()
         tidy()
 
     def _keep(
         self,
-        name: str,
         row: str,
-        every: int | None,
         rate: float,
         seeds: Sequence[int],
         metrics: Sequence[Mapping[str, float]],
         more: Mapping[str, Any],
     ) -> None:
+        """A row that has a stage to itself."""
         crashed = [has_crashed(one["loss"], self.content["reference"]) for one in metrics]
-        about = {"pass": name, "row": row, "T": every, "rate": rate, "seeds": [*seeds], "crashed": crashed}
+        about = {"pass": row, "row": row, "T": None, "rate": rate, "seeds": [*seeds], "crashed": crashed}
         by_name = {key: [one[key] for one in metrics] for key in metrics[0]}
-        self.content["runs"].append({**about, **by_name, **more})
+        self._append({**about, **by_name, **more})
+
+    def _append(self, run: Mapping[str, Any]) -> None:
+        made = {"commit": commit(), "library": library(), "device": versions(self._device)["device"]}
+        self.content["runs"].append({**run, **made})
 
     def _save(self) -> None:
-        self.content |= {"commit": commit(), "library": library(), "versions": versions(self._device)}
+        self.content["versions"] = versions(self._device)
         save(self._path, self.content)
 
-    def _of(self, name: str, row: str) -> list[dict[str, Any]]:
-        return [one for one in self.content["runs"] if (one["pass"], one["row"]) == (name, row)]
+    def _is_late(self) -> bool:
+        return time.time() > self._until
 
-    @staticmethod
-    def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return min(rows, key=lambda row: mean_loss(row["loss"]))
+    def _of(self, stage: str, row: str) -> list[dict[str, Any]]:
+        return [one for one in self.content["runs"] if (one["pass"], one["row"]) == (stage, row)]
 
 
 def guarded(job: tuple[Setting, float, int, str]) -> dict[str, float]:
@@ -380,8 +391,12 @@ def guarded(job: tuple[Setting, float, int, str]) -> dict[str, float]:
     return {**task.evaluate(model), "rollbacks": guard.rollbacks}
 
 
-def _plain(key: str, rate: float) -> Column:
-    return Column(key, ROWS["plain"], 0, rate)
+def _stacks(task: Task, columns: Sequence[Column], replicas: int, seeds: int) -> Iterator[Sequence[Column]]:
+    """Columns that train together."""
+    weights, samples = sum(p.numel() for p in task.model(0).parameters()), task.batch(0, 0)[0].shape[0]
+    most = min(_WEIGHTS_AT_ONCE // (weights * replicas * seeds), _SAMPLES_AT_ONCE // (samples * seeds))
+    for i in range(0, len(columns), max(1, most)):
+        yield columns[i : i + max(1, most)]
 
 
 def _is_whole(method: Method) -> bool:
@@ -394,8 +409,9 @@ def _meets(column: Column) -> int | None:
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what no table needs."""
-    return {key: value for key, value in row.items() if key not in ("label", "summary", "train_loss")}
+    """Without what no table needs; of train losses the last part of each run."""
+    kept = {key: value for key, value in row.items() if key not in ("label", "summary")}
+    return {**kept, "train_loss": [run[-1] for run in row["train_loss"]]}
 
 
 def main(words: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["CLOSE", "LABELS", "mean_loss", "metric_table", "page", "rate_table", "table", "width"]
+__all__ = ["CLOSE", "LABELS", "chosen_rate", "mean_loss", "metric_table", "page", "rate_table", "table", "width"]
 
 CLOSE = 0.02
 """Losses within this of a method's best count for its width."""
@@ -28,19 +28,22 @@ LABELS = {
     "arms-first": "arms in the first fifth only",
     "auto": "`hdet.auto` on all ranks",
     "guard": "plain with `hdet.Guard`",
-    "bytes": "plain, as many bytes sent as by arms",
+    "bytes": "plain, as many bytes as arms: fewer steps",
+    "accumulated": "plain, as many bytes as arms: summed gradients",
 }
 HEADS = {"feed": "Feed", "text": "GPT", "movielens": "MovieLens"}
-PASSES = {"auto": "auto", "guard": "guard", "bytes": "bytes"}
-"""In which pass a row's fresh seeds ran, where that is not "fresh"."""
-EACH = ("auto", "guard")
-"""Rows with a line for each rate: it is a guess, or a rate that may be too high."""
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+EACH, LOWEST = ("auto", "guard"), ("bytes", "accumulated")
+"""Rows with a pass to themselves: a line for each rate, which is a guess or may be too high; the best of all rates."""
+CONTROL_OF = {"placebo": "shared"}
+"""Whose rates a control has."""
+RATE_OF = {**CONTROL_OF, "averaged": "plain"}
+"""In whose runs of the grid a row's rate is chosen, if not in its own."""
+T95 = {2: 12.706, 3: 4.303, 5: 2.776}
 """By how many standard errors a mean of so many may be off: Student's t, 95 %."""
 
 CAPTION = (
     "Plain training's best rate of the scan is {best:.3g}. At multiples of it, the loss ÷ plain training's lowest, one "
-    "seed; within 2 % of a line's own best in bold:"
+    f"seed; within {CLOSE:.0%} of a line's own best in bold:"
 )
 
 Key = tuple[str, int | None]
@@ -53,8 +56,8 @@ class Line(NamedTuple):
 
     key: Key
     run: Mapping[str, Any]
-    crashed: tuple[int, int]
-    """How many of how many runs of this method and T."""
+    beside: Sequence[Mapping[str, Any]] = ()
+    """The same at other rates."""
 
 
 def page(folder: Path) -> str:
@@ -70,28 +73,31 @@ def page(folder: Path) -> str:
 
 
 def table(content: Mapping[str, Any]) -> str:
-    """A line for every method and T, at its own best rate of the fresh seeds."""
+    """A line for every method and T, at the rate that the grid chose."""
     runs, rows = content["runs"], lines(content["runs"])
     plain = next((line.run for line in rows if line.key == ("plain", None)), None)
     made = [
-        "| method | T | rate ÷ plain's best | loss | ÷ plain's, seed by seed (95 %) | rates within 2 % | crashed |",
-        "| --- |" + " ---: |" * 6,
+        "| method | T | rate ÷ the scan's best | loss | ÷ plain's, seed by seed (95 %) | at the rates beside it | "
+        "its own width | crashed |",
+        "| --- |" + " ---: |" * 7,
     ]
     for line in rows:
         (row, every), run = line.key, line.run
         cells = [LABELS[row], every or "", f"{run['rate'] / content['best']:.3g}", _spread(run["loss"])]
-        cells += ["" if plain is None or run is plain else against(run, plain), width(runs, row, every)]
-        made.append(f"| {' | '.join(map(str, cells))} | {line.crashed[0]} of {line.crashed[1]} |")
+        cells += ["" if plain is None or run is plain else against(run, plain)]
+        cells += [", ".join(against(one, plain).split(" ")[0] for one in line.beside) if plain else ""]
+        cells += [width(runs, row, every), f"{sum(run['crashed'])} of {len(run['crashed'])}"]
+        made.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(made)
 
 
 def rate_table(content: Mapping[str, Any]) -> str:
-    """The losses of the grid, and of plain training's scan: a line for every method and T, a column for each rate."""
-    groups: dict[Key, dict[float, float]] = {}
-    for run in content["runs"]:
-        if run["pass"] == "grid" or (run["pass"] == "scan" and run["row"] == "plain"):
-            factor = float(f"{run['rate'] / content['best']:.3g}")
-            groups.setdefault((run["row"], run["T"]), {})[factor] = mean_loss(run["loss"])
+    """The losses of the grid: a line for every method and T, a column for each rate."""
+    keys = dict.fromkeys((run["row"], run["T"]) for run in content["runs"] if run["pass"] == "grid")
+    groups = {
+        key: {float(f"{rate / content['best']:.3g}"): loss for rate, loss in _by_rate(content["runs"], *key).items()}
+        for key in keys
+    }
     factors = sorted({factor for key, row in groups.items() if key[0] != "plain" for factor in row})
     lowest = min(groups["plain", None].values())
     made = [
@@ -128,17 +134,27 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Of the fresh seeds, in the order of the labels."""
     groups: dict[Key, list[Mapping[str, Any]]] = {}
     for run in runs:
-        if run["pass"] == PASSES.get(run["row"], "fresh"):
+        if run["pass"] == (run["row"] if run["row"] in EACH + LOWEST else "fresh"):
             groups.setdefault((run["row"], run["T"]), []).append(run)
     found = []
     for key, rows in _in_order(groups):
-        shown = sorted(rows, key=lambda run: run["rate"])
-        if key[0] not in EACH:
-            shown = [min(rows, key=lambda run: mean_loss(run["loss"]))]
-        for run in shown:
-            crashed = [crash for one in ([run] if key[0] in EACH else rows) for crash in one["crashed"]]
-            found.append(Line(key, run, (sum(crashed), len(crashed))))
+        rows.sort(key=lambda run: run["rate"])
+        if key[0] in EACH:
+            found += [Line(key, run) for run in rows]
+        elif key[0] in LOWEST:
+            found.append(Line(key, min(rows, key=lambda run: mean_loss(run["loss"]))))
+        else:
+            rate = chosen_rate(runs, key)
+            shown = next(run for run in rows if run["rate"] == rate)
+            found.append(Line(key, shown, [run for run in rows if run is not shown]))
     return found
+
+
+def chosen_rate(runs: Sequence[Mapping[str, Any]], key: Key) -> float:
+    """The best of the grid."""
+    row = RATE_OF.get(key[0], key[0])
+    grid = [run for run in runs if (run["pass"], run["row"], run["T"]) == ("grid", row, key[1])]
+    return float(min(grid, key=lambda run: mean_loss(run["loss"]))["rate"])
 
 
 def against(run: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
@@ -161,24 +177,26 @@ def against(run: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
 
 
 def width(runs: Sequence[Mapping[str, Any]], key: str, every: int | None) -> str:
-    """The rates of the grid between which a method is close to its best; "or more" if that is all of them on a side.
+    """The rates between which a method is close to its own best; "or more" if that is all of them on a side.
 
     >>> about = {"pass": "grid", "row": "arms", "T": 20}
     >>> grid = [{**about, "rate": rate, "loss": [loss]} for rate, loss in ((1, 3.0), (2, 1.99), (4, 2.0), (8, 3.0))]
     >>> width(grid, "arms", 20), width(grid[:3], "arms", 20), width(grid, "auto", None)
     ('factor 2', 'factor 2 or more', '')
     """
-    rows = sorted(
-        (run["rate"], mean_loss(run["loss"]))
-        for run in runs
-        if (run["pass"], run["row"], run["T"]) == ("grid", key, every)
-    )
+    rows = sorted(_by_rate(runs, key, every).items())
     if not rows:
         return ""
     best = min(loss for _, loss in rows)
     close = [rate for rate, loss in rows if loss <= (1 + CLOSE) * best]
     ends = close[0] == rows[0][0] or close[-1] == rows[-1][0]
     return f"factor {close[-1] / close[0]:.3g}{' or more' if ends else ''}"
+
+
+def _by_rate(runs: Sequence[Mapping[str, Any]], row: str, every: int | None) -> dict[float, float]:
+    """Losses of the grid; of the scan at rates that the grid does not have."""
+    own = [run for run in runs if (run["row"], run["T"]) == (row, every)]
+    return {run["rate"]: mean_loss(run["loss"]) for stage in ("scan", "grid") for run in own if run["pass"] == stage}
 
 
 def mean_loss(values: Sequence[float | None]) -> float:

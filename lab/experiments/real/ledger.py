@@ -28,9 +28,9 @@ class Ledger:
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
         there = json.loads(path.read_text()) if path.exists() else {}
-        if there.get("arguments") != _rounded(head["arguments"]):
+        if there.get("arguments") != rounded(head["arguments"]):
             there = {}
-        self.content: dict[str, Any] = {"rows": {}, "skipped": {}, **there, **_rounded(head)}
+        self.content: dict[str, Any] = {"rows": {}, "skipped": {}, **there, **rounded(head)}
 
     def __contains__(self, name: str) -> bool:
         return name in self.content["rows"]
@@ -42,7 +42,7 @@ class Ledger:
             for start, curves, found in zip(outcome.starts, outcome.curves, outcome.found, strict=True)
         ]
         row = {"starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
-        self.content["rows"][name] = _rounded(row)
+        self.content["rows"][name] = rounded(row)
         self.content["skipped"].pop(name, None)
 
     def skip(self, name: str, why: str) -> None:
@@ -58,16 +58,16 @@ def save(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file, all of it or nothing; numbers to six digits, what is not finite is null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(_rounded(content), allow_nan=False) + "\n")
+    draft.write_text(json.dumps(rounded(content), allow_nan=False) + "\n")
     os.replace(draft, path)
 
 
-def _rounded(value: Any, digits: int = 6) -> Any:
+def rounded(value: Any, digits: int = 6) -> Any:
     """As strict JSON can hold it: what is not finite is null; losses to six digits."""
     if isinstance(value, dict):
-        return {name: _rounded(item, digits) for name, item in value.items()}
+        return {name: rounded(item, digits) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item, digits) for item in value]
+        return [rounded(item, digits) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value

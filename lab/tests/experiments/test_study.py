@@ -12,7 +12,7 @@ import study
 import torch
 from real.problems.recommender import LIKED, Recommender
 from study import ROWS, Tail, main
-from study_table import LABELS, against, metric_table, table
+from study_table import LABELS, against, metric_table, rate_table, table
 
 METRICS = {"feed": "auc_like", "text": "loss", "movielens": "auc_watched"}
 
@@ -26,7 +26,7 @@ def test_in_miniature(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     main(words)
     content = json.loads((tmp_path / f"{name}.json").read_text())
     runs = content["runs"]
-    assert {run["pass"] for run in runs} == {"scan", "grid", "fresh", "auto", "guard", "bytes"}
+    assert {run["pass"] for run in runs} == {"scan", "grid", "fresh", "auto", "guard", "bytes", "accumulated"}
     assert {run["row"] for run in runs} == {*LABELS}
     for run in runs:
         seeds = {"scan": 1, "grid": 1}.get(run["pass"], 2)
@@ -52,6 +52,14 @@ def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in capsys.readouterr().err
 
 
+def test_runs_of_other_settings_are_not_lost(tmp_path: Path) -> None:
+    file = tmp_path / "text.json"
+    file.write_text('{"runs": ["hours of work"]}')
+    with pytest.raises(SystemExit, match="move it away"):
+        main(["--quick", "--tasks", "text", "--results", str(tmp_path)])
+    assert "hours of work" in file.read_text()
+
+
 def run(name: str, row: str, every: int | None, rate: float, *losses: float | None) -> dict[str, Any]:
     about = {"pass": name, "row": row, "T": every, "rate": rate, "seeds": [*range(len(losses))]}
     crashed = [loss is None for loss in losses]
@@ -62,23 +70,41 @@ CONTENT = {
     "task": "feed",
     "best": 0.1,
     "runs": [
+        run("scan", "plain", None, 0.1, 5.0),  # the grid has it too, and counts
+        run("scan", "plain", None, 0.4, 4.0),
+        run("grid", "plain", None, 0.1, 2.0),
+        run("grid", "plain", None, 0.2, None),
         run("fresh", "plain", None, 0.1, 1.0, 3.0, 2.0),
-        run("fresh", "plain", None, 0.2, 2.0, None, 2.0),  # crashed: worse than any loss
+        run("fresh", "plain", None, 0.2, 0.5, None, 0.5),
+        *(run("grid", "arms", 20, rate, loss) for rate, loss in ((0.1, 1.01), (0.2, 1.0), (0.4, 1.02), (0.8, 1.03))),
+        run("fresh", "arms", 20, 0.1, 0.25, 0.75, 0.5),  # lower, but at a rate that the grid did not choose
         run("fresh", "arms", 20, 0.2, 0.5, 1.5, 1.0),
         run("auto", "auto", None, 0.3, 2.0, 6.0),
         run("auto", "auto", None, 0.1, None, 6.0),
-        *(run("grid", "arms", 20, rate, loss) for rate, loss in ((0.1, 1.01), (0.2, 1.0), (0.4, 1.02), (0.8, 1.03))),
+        run("bytes", "bytes", 20, 0.1, 4.0, 12.0, 8.0),
+        run("bytes", "bytes", 20, 0.2, 2.0, 6.0, 4.0),
     ],
 }
 
 
 def test_the_table_by_hand() -> None:
-    """Ratios are of the same seeds; those whose rate is chosen have one line, the others one for each rate."""
+    """Ratios are of the same seeds; the grid chooses rates, and those that it does not choose have a line for each."""
     assert table(CONTENT).splitlines()[2:] == [
-        "| plain data-parallel |  | 1 | 2.0000 ± 1.0000 |  |  | 1 of 6 |",
-        f"| {LABELS['arms']} | 20 | 2 | 1.0000 ± 0.5000 | 0.500 (0.500 to 0.500) | factor 4 or more | 0 of 3 |",
-        "| `hdet.auto` on all ranks |  | 1 | none | crashed |  | 1 of 2 |",
-        "| `hdet.auto` on all ranks |  | 3 | 4.0000 ± 2.8284 | 2.000 (2.000 to 2.000) |  | 0 of 2 |",
+        f"| {LABELS['plain']} |  | 1 | 2.0000 ± 1.0000 |  | crashed | factor 1 or more | 0 of 3 |",
+        f"| {LABELS['arms']} | 20 | 2 | 1.0000 ± 0.5000 | 0.500 (0.500 to 0.500) | 0.250 | factor 4 or more | 0 of 3 |",
+        "| `hdet.auto` on all ranks |  | 1 | none | crashed |  |  | 1 of 2 |",
+        "| `hdet.auto` on all ranks |  | 3 | 4.0000 ± 2.8284 | 2.000 (2.000 to 2.000) |  |  | 0 of 2 |",
+        f"| {LABELS['bytes']} | 20 | 2 | 4.0000 ± 2.0000 | 2.000 (2.000 to 2.000) |  |  | 0 of 3 |",
+    ]
+
+
+def test_the_rates_by_hand() -> None:
+    """Over plain training's lowest, 2; within 2 % of a line's own lowest in bold."""
+    assert rate_table(CONTENT).splitlines() == [
+        "| method | T | × 1 | × 2 | × 4 | × 8 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| {LABELS['plain']} |  | **1.000** | inf | 2.000 |  |",
+        f"| {LABELS['arms']} | 20 | **0.505** | **0.500** | **0.510** | 0.515 |",
     ]
 
 
