@@ -122,15 +122,14 @@ def test_a_lock_that_this_process_lost_is_taken_again(tmp_path: Path) -> None:
         assert "another process writes" in heard(pipe)
 
 
-def _worker() -> None:
+def _worker(pipe: Connection) -> None:
+    pipe.send(os.getpid())  # it runs: on a busy machine that can be seconds after the fork
     time.sleep(60)
 
 
 def _saves_with_a_worker(pipe: Connection, path: Path) -> None:
     save(path, 1)
-    worker = get_context("fork").Process(target=_worker)
-    worker.start()
-    pipe.send(worker.pid)
+    get_context("fork").Process(target=_worker, args=(pipe,)).start()
     pipe.recv()
 
 
