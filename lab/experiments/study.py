@@ -149,7 +149,7 @@ class Study:
         setting: what is trained.
         folder: of the file.
         device: where.
-        until: the moment from which on nothing is begun.
+        until: the moment; nothing is begun after it, nor what would end after it.
         processes: how many guarded runs train side by side.
     """
 
@@ -166,6 +166,8 @@ class Study:
         self.content: dict[str, Any] = {"runs": [], **there, **head, "task": setting.task}
         self._bench = Bench(setting.make_task(), device)
         self.content["reference"] = self._bench.reference()
+        self._pace: dict[int, float] = {}
+        """Seconds of a step per run, by its replicas, as the last stack had them."""
 
     def run(self) -> bool:
         """All passes, as far as there is time; whether all are done."""
@@ -322,7 +324,7 @@ class Study:
                 key=lambda column: not column.method.shares,
             )
             for part in _stacks(bench.task, some, replicas, len(seeds)):
-                if self._is_late():
+                if self._is_late(self._pace.get(replicas, 0.0) * len(part) * len(seeds) * steps):
                     return False
                 self._train_together(stage, part, seeds, replicas, steps, bench)
         return True
@@ -333,6 +335,8 @@ class Study:
         tail = Tail(steps) if replicas == 1 and stage in ("grid", "fresh") else None
         own = [column._replace(every=column.every or steps) for column in columns]
         trained = bench.train(own, seeds, replicas, steps, tail or (lambda t, theta: None))
+        if bench is self._bench:
+            self._pace[replicas] = trained.seconds / (len(columns) * len(seeds))
         reference = self.content["reference"]
         for column, row in zip(columns, trained.results(reference, seeds), strict=True):
             self._append({"pass": stage, **_short(row), "T": _meets(column)})
@@ -365,8 +369,8 @@ class Study:
         self.content["versions"] = versions(self._device)
         save(self._path, self.content)
 
-    def _is_late(self) -> bool:
-        return time.time() > self._until
+    def _is_late(self, seconds: float = 0.0) -> bool:
+        return time.time() + seconds > self._until
 
     def _of(self, stage: str, row: str) -> list[dict[str, Any]]:
         return [one for one in self.content["runs"] if (one["pass"], one["row"]) == (stage, row)]
@@ -418,7 +422,7 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(SETTINGS), help=f"some of {','.join(SETTINGS)}")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after so many seconds")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing that ends after so many seconds")
     parser.add_argument("--processes", type=int, default=1, help="guarded runs side by side")
     parser.add_argument("--quick", action="store_true", help="in miniature; needs --results of its own")
     parser.add_argument("--table", action="store_true", help="print what the files say, and run nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_runs_of_other_settings_are_not_lost(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="move it away"):
         main(["--quick", "--tasks", "text", "--results", str(tmp_path)])
     assert "hours of work" in file.read_text()
+
+
+def test_nothing_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
+    made = study.Study(study.small(study.SETTINGS["text"]), tmp_path, torch.device("cpu"), until=time.time() + 60)
+    made._pace[1] = 60.0  # seconds of a step
+    assert not made.run()
+    assert not made.content["runs"]
 
 
 def run(name: str, row: str, every: int | None, rate: float, *losses: float | None) -> dict[str, Any]:
