@@ -43,7 +43,7 @@ T95 = {2: 12.706, 3: 4.303, 5: 2.776}
 
 CAPTION = (
     "Plain training's best rate of the scan is {best:.3g}. At multiples of it, the loss ÷ plain training's lowest, one "
-    f"seed; within {CLOSE:.0%} of a line's own best in bold:"
+    f"seed; within {100 * CLOSE:g} % of a line's own best in bold:"
 )
 
 Key = tuple[str, int | None]
