@@ -127,7 +127,7 @@ class Optimizer(Protocol):
         ...
 
     def step_(self, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """One step, in place."""
+        """One step, in place. The rate is that of each weight; if the optimizer ``reads_groups``, of each group."""
         ...
 
 

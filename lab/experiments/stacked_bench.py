@@ -44,8 +44,8 @@ class Bench:
     graph: bool = True
     fused: bool = True
     until: float = math.inf
-    _supplies: dict[tuple[int, ...], tuple[int, Supply]] = field(default_factory=dict, init=False, repr=False)
-    """The last batches that were made, by seeds, and for how many steps: making them can take as long as a run."""
+    _made: tuple[list[int], int, Supply] | None = field(default=None, init=False, repr=False)
+    """The last batches, their seeds and steps: making them can take as long as a run."""
 
     def train(
         self,
@@ -90,6 +90,13 @@ class Bench:
         runs.losses.sum().item()  # waits for the device
         return _ROUNDS * (time.perf_counter() - began) / steps_made * steps
 
+    def supply(self, seeds: Sequence[int], steps: int) -> Supply:
+        """Batches of at least so many steps; those of the last call, if they serve."""
+        if self._made is None or self._made[0] != list(seeds) or self._made[1] < steps:
+            self._made = None  # their memory is free before new ones are made
+            self._made = list(seeds), steps, Supply(self.task, seeds, steps, self.device)
+        return self._made[2]
+
     def reference(self) -> float:
         """The loss of the best constant prediction, to which a run that has crashed is compared."""
         known = getattr(self.task, "constant_loss", None)
@@ -99,7 +106,7 @@ class Bench:
         self, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int
     ) -> tuple[Stack, StackedReplicas, TrainStep]:
         began = time.perf_counter()
-        batches = self._supply(seeds, steps).dealt(replicas)
+        batches = self.supply(seeds, steps).dealt(replicas)
         self._say(f"batches of {steps} steps, {time.perf_counter() - began:.1f} s")
         stack = Stack(self.task, [seed for seed in seeds for _ in range(replicas)], len(columns), self.device)
         fused = self.fused and self.device.type == "cuda"
@@ -109,14 +116,6 @@ class Bench:
         runs.begin()
         self._say(f"{work_of(stack, batches)}; ready after {time.perf_counter() - began:.1f} s")
         return stack, runs, step
-
-    def _supply(self, seeds: Sequence[int], steps: int) -> Supply:
-        made, supply = self._supplies.get(tuple(seeds), (0, None))
-        if supply is None or made < steps:
-            self._supplies.clear()
-            supply = Supply(self.task, seeds, steps, self.device)
-            self._supplies[tuple(seeds)] = steps, supply
-        return supply
 
     def _say(self, words: str) -> None:
         print(f"{self.task.name}: {words}", flush=True)

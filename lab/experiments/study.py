@@ -44,7 +44,7 @@ from provenance import commit, library, versions
 from real.ledger import rounded, save
 from real.problems.recommender import Recommender
 from real_lr import tidy
-from stacked import Adam, Stack, Supply
+from stacked import Adam, Stack
 from stacked_bench import Bench, Evaluation
 from stacked_replicas import Column, Method
 from study_table import CONTROL_OF, LABELS, chosen_rate, mean_loss, page
@@ -166,6 +166,7 @@ class Study:
         self.content: dict[str, Any] = {"runs": [], **there, **head, "task": setting.task}
         self._bench = Bench(setting.make_task(), device)
         self.content["reference"] = self._bench.reference()
+        self._provenance = {"commit": commit(), "library": library(), "device": versions(device)["device"]}
         self._pace: dict[int, float] = {}
         """Seconds of a step per run, by its replicas, as the last stack had them."""
 
@@ -257,11 +258,12 @@ class Study:
             return True
         if self._is_late():
             return False
-        setting, task = self.setting, self._bench.task
+        setting = self.setting
         seeds, guesses = setting.seeds[:3], [factor * self.content["best"] for factor in (0.1, 1.0, 4.0)]
-        stack = Stack(task, seeds, len(guesses), self._device)
+        stack = Stack(self._bench.task, seeds, len(guesses), self._device)
         runs = AutoRuns(stack, Adam(stack.theta), [[Run(setting.steps, guess) for guess in guesses] for _ in seeds])
-        step = runs.train_step(Supply(task, seeds, setting.steps, self._device).batches)
+        supply = self._bench.supply(setting.seeds, setting.steps)  # those of the pass before
+        step = runs.train_step(tuple(part[:, : len(seeds)] for part in supply.batches))
         for t in range(1, setting.steps + 1):
             step()
             runs.end_rounds(t)
@@ -362,8 +364,7 @@ class Study:
         self._append({**about, **by_name, **more})
 
     def _append(self, run: Mapping[str, Any]) -> None:
-        made = {"commit": commit(), "library": library(), "device": versions(self._device)["device"]}
-        self.content["runs"].append({**run, **made})
+        self.content["runs"].append({**run, **self._provenance})
 
     def _save(self) -> None:
         self.content["versions"] = versions(self._device)

@@ -68,7 +68,7 @@ def page(folder: Path) -> str:
     for one in known:
         made = [f"### {HEADS[one['task']]}", table(one), CAPTION.format(best=one["best"]), rate_table(one)]
         metrics = metric_table(one)
-        parts += [*made, *(["By task, in the order of the first table:", metrics] if metrics else [])]
+        parts += [*made, *(["By label, in the order of the first table:", metrics] if metrics else [])]
     return "\n\n".join(parts)
 
 
