@@ -30,7 +30,7 @@ import json
 import math
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,8 +64,8 @@ FIRST = FACTORS[2:]
 """Of these, those that are tried first."""
 TAIL = 0.1
 """The share of a run whose weights are averaged for the row "averaged"; ten of them."""
-_WEIGHTS_AT_ONCE, _SAMPLES_AT_ONCE = 700_000_000, 300_000
-"""Of all replicas in a stack. Bound memory, and the time between two savings."""
+_WEIGHTS_AT_ONCE, _ITEMS_AT_ONCE = 700_000_000, 360_000
+"""Weights, and samples or tokens, of all replicas in a stack. Bound memory, and the time between two savings."""
 ROWS = {
     "plain": Method(LABELS["plain"], True, 0.0),
     "clipped": Method(LABELS["clipped"], True, 0.0, clip=CLIP),
@@ -167,8 +167,8 @@ class Study:
         self._bench = Bench(setting.make_task(), device)
         self.content["reference"] = self._bench.reference()
         self._provenance = {"commit": commit(), "library": library(), "device": versions(device)["device"]}
-        self._pace: dict[int, float] = {}
-        """Seconds of a step per run, by its replicas, as the last stack had them."""
+        self._pace: dict[str, float] = self.content.setdefault("seconds_of_a_step", {})
+        """Of one run, by its replicas, as the last stack had them; zero before the first."""
 
     def run(self) -> bool:
         """All passes, as far as there is time; whether all are done."""
@@ -256,7 +256,7 @@ class Study:
         """One stack of plain runs, whose rates the library's rule finds."""
         if self._of("auto", "auto"):
             return True
-        if self._is_late():
+        if self._left() < 0:
             return False
         setting = self.setting
         seeds, guesses = setting.seeds[:3], [factor * self.content["best"] for factor in (0.1, 1.0, 4.0)]
@@ -279,7 +279,7 @@ class Study:
         setting, seeds = self.setting, self.setting.seeds[:3]
         if self._of("guard", "guard"):
             return True
-        if self._is_late():
+        if self._left() < 0:
             return False
         rates = [factor * self.content["best"] for factor in (1.0, 2.0, 4.0)]
         jobs = [(setting, rate, seed, str(self._device)) for rate in rates for seed in seeds]
@@ -321,13 +321,15 @@ class Study:
         named = [column._replace(rate=rounded(column.rate)) for column in columns]  # as the file has it
         left = [column for column in named if (column.key, _meets(column), column.rate) not in there]
         for replicas in (1, self.setting.replicas):
-            some = sorted(
-                (column for column in left if column.method.is_plain == (replicas == 1)),
-                key=lambda column: not column.method.shares,
-            )
-            for part in _stacks(bench.task, some, replicas, len(seeds)):
-                if self._is_late(self._pace.get(replicas, 0.0) * len(part) * len(seeds) * steps):
+            some = [column for column in left if column.method.is_plain == (replicas == 1)]
+            some.sort(key=lambda column: column.key in CONTROL_OF)
+            while some:
+                each = self._pace.get(str(replicas), 0.0) * len(seeds) * steps
+                most = _at_once(bench.task, replicas, len(seeds), self._left() / each if each else math.inf)
+                part, some = some[:most], some[most:]
+                if not part or self._left() < 0:
                     return False
+                part.sort(key=lambda column: not column.method.shares)
                 self._train_together(stage, part, seeds, replicas, steps, bench)
         return True
 
@@ -338,7 +340,7 @@ class Study:
         own = [column._replace(every=column.every or steps) for column in columns]
         trained = bench.train(own, seeds, replicas, steps, tail or (lambda t, theta: None))
         if bench is self._bench:
-            self._pace[replicas] = trained.seconds / (len(columns) * len(seeds))
+            self._pace[str(replicas)] = trained.seconds / (len(columns) * len(seeds))
         reference = self.content["reference"]
         for column, row in zip(columns, trained.results(reference, seeds), strict=True):
             self._append({"pass": stage, **_short(row), "T": _meets(column)})
@@ -370,8 +372,9 @@ class Study:
         self.content["versions"] = versions(self._device)
         save(self._path, self.content)
 
-    def _is_late(self, seconds: float = 0.0) -> bool:
-        return time.time() + seconds > self._until
+    def _left(self) -> float:
+        """Seconds."""
+        return self._until - time.time()
 
     def _of(self, stage: str, row: str) -> list[dict[str, Any]]:
         return [one for one in self.content["runs"] if (one["pass"], one["row"]) == (stage, row)]
@@ -396,12 +399,11 @@ def guarded(job: tuple[Setting, float, int, str]) -> dict[str, float]:
     return {**task.evaluate(model), "rollbacks": guard.rollbacks}
 
 
-def _stacks(task: Task, columns: Sequence[Column], replicas: int, seeds: int) -> Iterator[Sequence[Column]]:
-    """Columns that train together."""
-    weights, samples = sum(p.numel() for p in task.model(0).parameters()), task.batch(0, 0)[0].shape[0]
-    most = min(_WEIGHTS_AT_ONCE // (weights * replicas * seeds), _SAMPLES_AT_ONCE // (samples * seeds))
-    for i in range(0, len(columns), max(1, most)):
-        yield columns[i : i + max(1, most)]
+def _at_once(task: Task, replicas: int, seeds: int, in_time: float) -> int:
+    """How many columns train together, if there is time for so many; one at least, if there is time for one."""
+    weights, items = sum(p.numel() for p in task.model(0).parameters()), task.batch(0, 0)[0].numel()
+    most = max(1, min(_WEIGHTS_AT_ONCE // (weights * replicas * seeds), _ITEMS_AT_ONCE // (items * seeds)))
+    return int(min(most, in_time))
 
 
 def _is_whole(method: Method) -> bool:

@@ -63,9 +63,20 @@ def test_runs_of_other_settings_are_not_lost(tmp_path: Path) -> None:
 
 def test_nothing_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
     made = study.Study(study.small(study.SETTINGS["text"]), tmp_path, torch.device("cpu"), until=time.time() + 60)
-    made._pace[1] = 60.0  # seconds of a step
+    made._pace["1"] = 60.0  # seconds of a step
     assert not made.run()
     assert not made.content["runs"]
+
+
+@pytest.mark.parametrize(("in_time", "columns"), [(math.inf, 2), (1.9, 1), (0.9, 0)])
+def test_a_stack_is_as_large_as_memory_and_time_allow(
+    monkeypatch: pytest.MonkeyPatch, in_time: float, columns: int
+) -> None:
+    task = study.small(study.SETTINGS["text"]).make_task()  # eight samples of 16 tokens
+    monkeypatch.setattr(study, "_ITEMS_AT_ONCE", 3 * 8 * 16 * 2)
+    assert study._at_once(task, 1, 3, in_time) == columns
+    monkeypatch.setattr(study, "_ITEMS_AT_ONCE", 1)  # one does not fit, and is tried
+    assert study._at_once(task, 1, 3, in_time) == min(columns, 1)
 
 
 def run(name: str, row: str, every: int | None, rate: float, *losses: float | None) -> dict[str, Any]:
