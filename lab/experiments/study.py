@@ -14,7 +14,7 @@ grid    every method and T at half that rate, it, twice and four times it, one s
 fresh   each at its own best rate, five other seeds
 auto    ``hdet.auto`` on all ranks, which is one run with the whole batch, from three guesses, three seeds
 bytes   plain training that sends as many bytes as arms do: for 3/T of the steps, and so with 3/T of the samples; and
-        "accumulated", with gradients summed over T/3 batches, so with all samples; five rates, five seeds
+        "accumulated", with gradients summed over T/3 batches, so with all samples; five rates and beyond, five seeds
 guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
 grid    on, at a quarter and a tenth of plain training's best rate
 fresh   on, at the neighbours of each one's best rate
@@ -30,9 +30,10 @@ import json
 import math
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from real_lr import tidy
 from stacked import Adam, Stack
 from stacked_bench import Bench, Evaluation
 from stacked_replicas import Column, Method
-from study_table import CONTROL_OF, LABELS, chosen_rate, mean_loss, page
+from study_table import CONTROL_OF, LABELS, chosen_rate, grid_of, mean_loss, page
 from torch import Tensor
 
 import hdet
@@ -189,10 +190,13 @@ class Study:
 
     def _grid(self) -> bool:
         """The first factors, and more octaves for those whose best is the highest or lowest of them."""
-        if not self._try(FIRST):
-            return False
-        while beyond := [one for column in self._chosen() if (one := self._beyond(column)) is not None]:
-            if not self._train("grid", beyond, self.setting.chosen_by):
+        train = partial(self._train, "grid", seeds=self.setting.chosen_by)
+        return self._try(FIRST) and self._until_inside(self._chosen(), train)
+
+    def _until_inside(self, columns: Sequence[Column], train: Callable[[Sequence[Column]], bool]) -> bool:
+        """Rates beyond those of their grids, until the best of each is between two others."""
+        while beyond := [one for column in columns if (one := self._beyond(column)) is not None]:
+            if not train(beyond):
                 return False
         return True
 
@@ -232,8 +236,7 @@ class Study:
 
     def _rates(self, column: Column) -> list[float]:
         """Those of the grid, of a method and T or of what it is the control of."""
-        rows = self._of("grid", CONTROL_OF.get(column.key, column.key))
-        return sorted(row["rate"] for row in rows if row["T"] == _meets(column))
+        return sorted(row["rate"] for row in grid_of(self.content["runs"], (column.key, _meets(column))))
 
     def _best_rate(self, column: Column) -> float:
         return chosen_rate(self.content["runs"], (column.key, _meets(column)))
@@ -247,8 +250,10 @@ class Study:
                 ("bytes", fewer, self._bench),
                 ("accumulated", self.setting.steps // longer, summed),
             ):
-                columns = [Column(row, ROWS["plain"], every, rate) for rate in rates]
-                if not self._train(row, columns, self.setting.seeds, max(2, steps), bench):
+                column = Column(row, ROWS["plain"], every, math.nan)
+                train = partial(self._train, row, seeds=self.setting.seeds, steps=max(2, steps), bench=bench)
+                tried = [column._replace(rate=rate) for rate in rates]
+                if not (train(tried) and self._until_inside([column], train)):
                     return False
         return True
 

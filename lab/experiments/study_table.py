@@ -12,7 +12,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["CLOSE", "LABELS", "chosen_rate", "mean_loss", "metric_table", "page", "rate_table", "table", "width"]
+__all__ = [
+    "CLOSE",
+    "LABELS",
+    "chosen_rate",
+    "grid_of",
+    "mean_loss",
+    "metric_table",
+    "page",
+    "rate_table",
+    "table",
+    "width",
+]
 
 CLOSE = 0.02
 """Losses within this of a method's best count for its width."""
@@ -33,7 +44,7 @@ LABELS = {
 }
 HEADS = {"feed": "Feed", "text": "GPT", "movielens": "MovieLens"}
 EACH, LOWEST = ("auto", "guard"), ("bytes", "accumulated")
-"""Rows with a pass to themselves: a line for each rate, which is a guess or may be too high; the best of all rates."""
+"""Rows with a pass to themselves: a line for each rate, which is a guess or may be too high; for the best of all."""
 CONTROL_OF = {"placebo": "shared"}
 """Whose rates a control has."""
 RATE_OF = {**CONTROL_OF, "averaged": "plain"}
@@ -57,7 +68,7 @@ class Line(NamedTuple):
     key: Key
     run: Mapping[str, Any]
     beside: Sequence[Mapping[str, Any]] = ()
-    """The same at other rates."""
+    """The same at the next lower and the next higher rate."""
 
 
 def page(folder: Path) -> str:
@@ -141,20 +152,22 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
         rows.sort(key=lambda run: run["rate"])
         if key[0] in EACH:
             found += [Line(key, run) for run in rows]
-        elif key[0] in LOWEST:
-            found.append(Line(key, min(rows, key=lambda run: mean_loss(run["loss"]))))
         else:
-            rate = chosen_rate(runs, key)
-            shown = next(run for run in rows if run["rate"] == rate)
-            found.append(Line(key, shown, [run for run in rows if run is not shown]))
+            place = [run["rate"] for run in rows].index(chosen_rate(runs, key))
+            found.append(Line(key, rows[place], [*rows[max(0, place - 1) : place], *rows[place + 1 : place + 2]]))
     return found
 
 
 def chosen_rate(runs: Sequence[Mapping[str, Any]], key: Key) -> float:
-    """The best of the grid."""
+    """The best of its grid."""
+    return float(min(grid_of(runs, key), key=lambda run: mean_loss(run["loss"]))["rate"])
+
+
+def grid_of(runs: Sequence[Mapping[str, Any]], key: Key) -> list[Mapping[str, Any]]:
+    """Runs among which a row's rate is chosen: of the grid, its own or those of what it controls; or its pass."""
     row = RATE_OF.get(key[0], key[0])
-    grid = [run for run in runs if (run["pass"], run["row"], run["T"]) == ("grid", row, key[1])]
-    return float(min(grid, key=lambda run: mean_loss(run["loss"]))["rate"])
+    stage = row if row in LOWEST else "grid"
+    return [run for run in runs if (run["pass"], run["row"], run["T"]) == (stage, row, key[1])]
 
 
 def against(run: Mapping[str, Any], plain: Mapping[str, Any]) -> str:

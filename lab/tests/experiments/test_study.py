@@ -113,7 +113,7 @@ def test_the_table_by_hand() -> None:
         f"| {LABELS['arms']} | 20 | 2 | 1.0000 ± 0.5000 | 0.500 (0.500 to 0.500) | 0.250 | factor 4 or more | 0 of 3 |",
         "| `hdet.auto` on all ranks |  | 1 | none | crashed |  |  | 1 of 2 |",
         "| `hdet.auto` on all ranks |  | 3 | 4.0000 ± 2.8284 | 2.000 (2.000 to 2.000) |  |  | 0 of 2 |",
-        f"| {LABELS['bytes']} | 20 | 2 | 4.0000 ± 2.0000 | 2.000 (2.000 to 2.000) |  |  | 0 of 3 |",
+        f"| {LABELS['bytes']} | 20 | 2 | 4.0000 ± 2.0000 | 2.000 (2.000 to 2.000) | 4.000 |  | 0 of 3 |",
     ]
 
 
