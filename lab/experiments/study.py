@@ -74,6 +74,7 @@ ROWS = {
     "placebo": Method(LABELS["placebo"], True, SPREAD, lambda seed: Placebo(seed)),
     "arms": Method(LABELS["arms"], False, 0.0),
     "arms-spread": Method(LABELS["arms-spread"], False, SPREAD),
+    "arms-steered": Method(LABELS["arms-steered"], False, SPREAD, lambda seed: Corrected()),
     "arms-last": Method(LABELS["arms-last"], False, 0.0, apart=(0.8, 1.0)),
     "arms-first": Method(LABELS["arms-first"], False, 0.0, apart=(0.0, 0.2)),
 }

@@ -35,6 +35,7 @@ LABELS = {
     "placebo": "the same, losses shuffled",
     "arms": "gradients of their own (arms)",
     "arms-spread": "arms, spread",
+    "arms-steered": "HDET with arms: spread, corrected",
     "arms-last": "arms in the last fifth only",
     "arms-first": "arms in the first fifth only",
     "auto": "`hdet.auto` on all ranks",
