@@ -16,7 +16,7 @@ auto    ``hdet.auto`` on all ranks, which is one run with the whole batch, from 
 bytes   plain training that sends as many bytes as arms do: for 3/T of the steps, and so with 3/T of the samples; and
         "accumulated", with gradients summed over T/3 batches, so with all samples; five rates and beyond, five seeds
 guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
-grid    on, at a quarter and a tenth of plain training's best rate
+grid    on, at a tenth, a quarter and eight times plain training's best rate
 fresh   on, at the neighbours of each one's best rate
 
 A method's width is how far its rates of the grid reach that are within 2 % of its best. The placebo trains at the rates
@@ -59,9 +59,9 @@ from lab.tasks.task import moved
 
 RESULTS = Path(__file__).parent / "results" / "study"
 SPREAD, CLIP = 1 / 9, 1.0
-FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Of the rates in the grid to plain training's best."""
-FIRST = FACTORS[2:]
+FIRST = FACTORS[2:6]
 """Of these, those that are tried first."""
 TAIL = 0.1
 """The share of a run whose weights are averaged for the row "averaged"; ten of them."""
@@ -161,14 +161,20 @@ class Study:
         self.setting, self._device, self._until, self._processes = setting, device, until, processes
         self._path = folder / f"{setting.task}.json"
         there = json.loads(self._path.read_text()) if self._path.exists() else {}
-        constants = {"spread": SPREAD, "clip": CLIP, "tail": TAIL, "factors": FACTORS}
-        head = rounded({"arguments": vars(setting), **constants})
-        if there and {key: there.get(key) for key in head} != head:
-            raise SystemExit(f"{self._path} has runs of other settings; move it away, and they will be made anew")
-        self.content: dict[str, Any] = {"runs": [], **there, **head, "task": setting.task}
         self._bench = Bench(setting.make_task(), device)
-        self.content["reference"] = self._bench.reference()
-        self._provenance = {"commit": commit(), "library": library(), "device": versions(device)["device"]}
+        constants = {"spread": SPREAD, "clip": CLIP, "tail": TAIL, "factors": FACTORS}
+        data = {"reference": self._bench.reference()}  # another Python has another standard library, so another text
+        head = rounded({"arguments": vars(setting), **constants, **data})
+        other = [key for key in head if there and there.get(key) != head[key]]
+        if other:
+            raise SystemExit(
+                f"{self._path} has runs of other settings or data ({', '.join(other)}); move it away, and they will be "
+                "made anew"
+            )
+        self.content: dict[str, Any] = {"runs": [], **there, **head, "task": setting.task}
+        here = versions(device)
+        kept = {key: here[key] for key in ("device", "python", "torch")}
+        self._provenance = {"commit": commit(), "library": library(), **kept}
         self._pace: dict[str, float] = self.content.setdefault("seconds_of_a_step", {})
         """Of one run, by its replicas, as the last stack had them; zero before the first."""
 
@@ -243,7 +249,7 @@ class Study:
         return chosen_rate(self.content["runs"], (column.key, _meets(column)))
 
     def _bytes(self) -> bool:
-        rates = [factor * self.content["best"] for factor in (*FIRST, 8.0)]
+        rates = [factor * self.content["best"] for factor in FACTORS[2:]]
         for every in self.setting.phased:
             fewer, longer = round(3 / every * self.setting.steps), math.ceil(every / 3)
             summed = Bench(self.setting.make_task(longer), self._device)
@@ -375,7 +381,6 @@ class Study:
         self.content["runs"].append({**run, **self._provenance})
 
     def _save(self) -> None:
-        self.content["versions"] = versions(self._device)
         save(self._path, self.content)
 
     def _left(self) -> float:

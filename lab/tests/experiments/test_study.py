@@ -61,6 +61,17 @@ def test_runs_of_other_settings_are_not_lost(tmp_path: Path) -> None:
     assert "hours of work" in file.read_text()
 
 
+def test_runs_of_another_text_are_not_mixed_in(tmp_path: Path) -> None:
+    """Each Python has a standard library of its own."""
+    setting, file = study.small(study.SETTINGS["text"]), tmp_path / "text.json"
+    made = study.Study(setting, tmp_path, torch.device("cpu"))
+    made._save()
+    study.Study(setting, tmp_path, torch.device("cpu"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "reference": 3.25}))
+    with pytest.raises(SystemExit, match=r"\(reference\)"):
+        study.Study(setting, tmp_path, torch.device("cpu"))
+
+
 def test_nothing_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
     made = study.Study(study.small(study.SETTINGS["text"]), tmp_path, torch.device("cpu"), until=time.time() + 60)
     made._pace["1"] = 60.0  # seconds of a step
