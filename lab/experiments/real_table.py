@@ -46,7 +46,7 @@ IMAGES = ROOT / "docs" / "images"
 OWN_ROWS = {
     ("test",): "**`hdet.auto`** on *test*: workloads that the rule was never changed for",
     ("dev", "seen"): "**`hdet.auto`** on *dev* and *seen*, which shaped the rule",
-    ("kin",): "**`hdet.auto`** on *kin*: variants of dev, on which it was tuned",
+    ("kin",): "**`hdet.auto`** on *kin*: variants of *dev*, on which the rule was tuned too",
 }
 """Rows of the README's table for ours, by the splits that each is about."""
 FRONT = {
