@@ -280,14 +280,17 @@ class Supply:
         seeds: one row each.
         steps: how many training batches; shorter runs use the first of them.
         device: where they lie.
+        first: the step of the task's stream that is the first of theirs.
     """
 
-    def __init__(self, task: Task, seeds: Sequence[int], steps: int, device: torch.device) -> None:
-        def block(seed: int, first: int) -> list[tuple[Tensor, ...]]:
-            return [task.batch(seed, step) for step in range(first, min(first + _BLOCK, steps))]
+    def __init__(self, task: Task, seeds: Sequence[int], steps: int, device: torch.device, first: int = 0) -> None:
+        last = first + steps
+
+        def block(seed: int, begins: int) -> list[tuple[Tensor, ...]]:
+            return [task.batch(seed, step) for step in range(begins, min(begins + _BLOCK, last))]
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            blocks = [[pool.submit(block, seed, t) for t in range(0, steps, _BLOCK)] for seed in seeds]
+            blocks = [[pool.submit(block, seed, t) for t in range(first, last, _BLOCK)] for seed in seeds]
             rows = [[batch for future in row for batch in future.result()] for row in blocks]
         parts = [[torch.stack(part).to(device) for part in zip(*row, strict=True)] for row in rows]
         self.batches: tuple[Tensor, ...] = tuple(torch.stack(same, 1) for same in zip(*parts, strict=True))

@@ -37,6 +37,7 @@ class Bench:
         graph: whether a step is captured on a GPU.
         fused: whether Adam is compiled on a GPU.
         until: the moment at which a run is ended, looked at after every tenth of it.
+        first: the step of the task's stream with which runs begin.
     """
 
     task: Task
@@ -44,6 +45,7 @@ class Bench:
     graph: bool = True
     fused: bool = True
     until: float = math.inf
+    first: int = 0
     _made: tuple[list[int], int, Supply] | None = field(default=None, init=False, repr=False)
     """The last batches, their seeds and steps: making them can take as long as a run."""
 
@@ -94,7 +96,7 @@ class Bench:
         """Batches of at least so many steps; those of the last call, if they serve."""
         if self._made is None or self._made[0] != list(seeds) or self._made[1] < steps:
             self._made = None  # their memory is free before new ones are made
-            self._made = list(seeds), steps, Supply(self.task, seeds, steps, self.device)
+            self._made = list(seeds), steps, Supply(self.task, seeds, steps, self.device, self.first)
         return self._made[2]
 
     def reference(self) -> float:

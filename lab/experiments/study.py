@@ -13,8 +13,9 @@ scan    plain training at 13 rates a factor 2 apart, one seed: the best one
 grid    every method and T at half that rate, it, twice and four times it, one seed; beyond, until the best is inside
 fresh   each at its own best rate, five other seeds
 auto    ``hdet.auto`` on all ranks, which is one run with the whole batch, from three guesses, three seeds
-bytes   plain training that sends as many bytes as arms do: for 3/T of the steps, and so with 3/T of the samples; and
-        "accumulated", with gradients summed over T/3 batches, so with all samples; five rates and beyond, five seeds
+bytes   plain training that sends as many bytes as arms do: for 3/T of the steps, and so with 3/T of the samples, the
+        last ones, since the feed drifts and its held-out samples are those that follow; and "accumulated", with
+        gradients summed over T/3 batches, so with all samples; five rates and beyond, five seeds
 guard   ``hdet.Guard`` on plain training at the best rate, twice and four times it, three seeds; runs by themselves
 grid    on, at a tenth, a quarter and eight times plain training's best rate
 fresh   on, at the neighbours of each one's best rate
@@ -151,7 +152,7 @@ class Study:
         setting: what is trained.
         folder: of the file.
         device: where.
-        until: the moment; nothing is begun after it, nor what would end after it.
+        until: the moment; nothing is begun after it, nor a stack that would end after it at the pace of the last one.
         processes: how many guarded runs train side by side.
     """
 
@@ -176,7 +177,7 @@ class Study:
         kept = {key: here[key] for key in ("device", "python", "torch")}
         self._provenance = {"commit": commit(), "library": library(), **kept}
         self._pace: dict[str, float] = self.content.setdefault("seconds_of_a_step", {})
-        """Of one run, by its replicas, as the last stack had them; zero before the first."""
+        """Of one run, by the device and by its replicas, as the last stack had them; zero before the first."""
 
     def run(self) -> bool:
         """All passes, as far as there is time; whether all are done."""
@@ -191,14 +192,12 @@ class Study:
         if not self._train("scan", [Column("plain", ROWS["plain"], 0, rate) for rate in rates], self.setting.chosen_by):
             return False
         best = min(self._of("scan", "plain"), key=lambda row: mean_loss(row["loss"]))
-        self.content["best"] = rate = best["rate"]
-        self.content["on_edge"] = rate in (rates[0], rates[-1])
+        self.content["best"] = best["rate"]
         return True
 
     def _grid(self) -> bool:
         """The first factors, and more octaves for those whose best is the highest or lowest of them."""
-        train = partial(self._train, "grid", seeds=self.setting.chosen_by)
-        return self._try(FIRST) and self._until_inside(self._chosen(), train)
+        return self._try(FIRST)
 
     def _until_inside(self, columns: Sequence[Column], train: Callable[[Sequence[Column]], bool]) -> bool:
         """Rates beyond those of their grids, until the best of each is between two others."""
@@ -219,10 +218,11 @@ class Study:
         return self._try(FACTORS)
 
     def _try(self, factors: Sequence[float]) -> bool:
-        """All methods at factors of plain training's best rate."""
+        """All methods at factors of plain training's best rate, and beyond."""
         rates = [factor * self.content["best"] for factor in factors]
         tried = [column._replace(rate=rate) for rate in rates for column in self._chosen()]
-        return self._train("grid", tried, self.setting.chosen_by)
+        train = partial(self._train, "grid", seeds=self.setting.chosen_by)
+        return train(tried) and self._until_inside(self._chosen(), train)
 
     def _chosen(self) -> list[Column]:
         """Methods whose rates are chosen; a control's are not."""
@@ -253,8 +253,9 @@ class Study:
         for every in self.setting.phased:
             fewer, longer = round(3 / every * self.setting.steps), math.ceil(every / 3)
             summed = Bench(self.setting.make_task(longer), self._device)
+            last = Bench(self.setting.make_task(), self._device, first=self.setting.steps - fewer)
             for row, steps, bench in (
-                ("bytes", fewer, self._bench),
+                ("bytes", fewer, last),
                 ("accumulated", self.setting.steps // longer, summed),
             ):
                 column = Column(row, ROWS["plain"], every, math.nan)
@@ -336,7 +337,8 @@ class Study:
             some = [column for column in left if column.method.is_plain == (replicas == 1)]
             some.sort(key=lambda column: column.key in CONTROL_OF)
             while some:
-                each = self._pace.get(str(replicas), 0.0) * len(seeds) * steps
+                longer = _items(bench.task) / _items(self._bench.task)
+                each = self._pace.get(self._kind(replicas), 0.0) * longer * len(seeds) * steps
                 most = _at_once(bench.task, replicas, len(seeds), self._left() / each if each else math.inf)
                 part, some = some[:most], some[most:]
                 if not part or self._left() < 0:
@@ -348,11 +350,10 @@ class Study:
     def _train_together(
         self, stage: str, columns: Sequence[Column], seeds: Sequence[int], replicas: int, steps: int, bench: Bench
     ) -> None:
+        began = time.time()
         tail = Tail(steps) if replicas == 1 and stage in ("grid", "fresh") else None
         own = [column._replace(every=column.every or steps) for column in columns]
         trained = bench.train(own, seeds, replicas, steps, tail or (lambda t, theta: None))
-        if bench is self._bench:
-            self._pace[str(replicas)] = trained.seconds / (len(columns) * len(seeds))
         reference = self.content["reference"]
         for column, row in zip(columns, trained.results(reference, seeds), strict=True):
             self._append({"pass": stage, **_short(row), "T": _meets(column)})
@@ -360,6 +361,8 @@ class Study:
             for column, row in zip(columns, trained.results(reference, seeds, tail.mean), strict=True):
                 if column.key == "plain":
                     self._append({"pass": stage, **_short(row), "T": None, "row": "averaged"})
+        if bench is self._bench:
+            self._pace[self._kind(replicas)] = (time.time() - began) / (len(columns) * len(seeds) * steps)
         self._save()
         tidy()
 
@@ -378,10 +381,14 @@ class Study:
         self._append({**about, **by_name, **more})
 
     def _append(self, run: Mapping[str, Any]) -> None:
-        self.content["runs"].append({**run, **self._provenance})
+        self.content["runs"].append(rounded({**run, **self._provenance}))
 
     def _save(self) -> None:
         save(self._path, self.content)
+
+    def _kind(self, replicas: int) -> str:
+        """Of stacks that are equally fast."""
+        return f"{self._provenance['device']}, {replicas}"
 
     def _left(self) -> float:
         """Seconds."""
@@ -406,15 +413,23 @@ def guarded(job: tuple[Setting, float, int, str]) -> dict[str, float]:
         loss.backward()
         optimizer.step()
         scheduler.step()
-        guard.step(loss)
+        try:
+            guard.step(loss)
+        except hdet.DivergedError:  # there is nothing to roll back to
+            return {**task.evaluate(model), "loss": math.nan, "rollbacks": guard.rollbacks}
     return {**task.evaluate(model), "rollbacks": guard.rollbacks}
 
 
 def _at_once(task: Task, replicas: int, seeds: int, in_time: float) -> int:
     """How many columns train together, if there is time for so many; one at least, if there is time for one."""
-    weights, items = sum(p.numel() for p in task.model(0).parameters()), task.batch(0, 0)[0].numel()
-    most = max(1, min(_WEIGHTS_AT_ONCE // (weights * replicas * seeds), _ITEMS_AT_ONCE // (items * seeds)))
-    return int(min(most, in_time))
+    weights = sum(p.numel() for p in task.model(0).parameters())
+    most = max(1, min(_WEIGHTS_AT_ONCE // (weights * replicas * seeds), _ITEMS_AT_ONCE // (_items(task) * seeds)))
+    return max(0, int(min(most, in_time)))
+
+
+def _items(task: Task) -> int:
+    """Samples or tokens of a step."""
+    return task.batch(0, 0)[0].numel()
 
 
 def _is_whole(method: Method) -> bool:

@@ -68,14 +68,15 @@ class Line(NamedTuple):
 
     key: Key
     run: Mapping[str, Any]
-    beside: Sequence[Mapping[str, Any]] = ()
-    """The same at the next lower and the next higher rate."""
+    beside: Sequence[Mapping[str, Any] | None] = ()
+    """The same at the next lower and the next higher rate of its grid; None: has not been run."""
 
 
 def page(folder: Path) -> str:
-    """The tables of all tasks that have been run."""
+    """The tables of all tasks that have been run as far as their grid."""
     files = [folder / f"{name}.json" for name in HEADS]
     known = [json.loads(file.read_text()) for file in files if file.exists()]
+    known = [one for one in known if any(run["pass"] == "grid" for run in one["runs"])]
     parts = []
     for one in known:
         made = [f"### {HEADS[one['task']]}", table(one), CAPTION.format(best=one["best"]), rate_table(one)]
@@ -97,7 +98,7 @@ def table(content: Mapping[str, Any]) -> str:
         (row, every), run = line.key, line.run
         cells = [LABELS[row], every or "", f"{run['rate'] / content['best']:.3g}", _spread(run["loss"])]
         cells += ["" if plain is None or run is plain else against(run, plain)]
-        cells += [", ".join(against(one, plain).split(" ")[0] for one in line.beside) if plain else ""]
+        cells += [", ".join(against(one, plain).split(" ")[0] if one else "-" for one in line.beside) if plain else ""]
         cells += [width(runs, row, every), f"{sum(run['crashed'])} of {len(run['crashed'])}"]
         made.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(made)
@@ -154,8 +155,11 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
         if key[0] in EACH:
             found += [Line(key, run) for run in rows]
         else:
-            place = [run["rate"] for run in rows].index(chosen_rate(runs, key))
-            found.append(Line(key, rows[place], [*rows[max(0, place - 1) : place], *rows[place + 1 : place + 2]]))
+            by_rate, rates = {run["rate"]: run for run in rows}, sorted(run["rate"] for run in grid_of(runs, key))
+            place = rates.index(chosen_rate(runs, key))
+            beside = [by_rate.get(rate) for rate in (*rates[max(0, place - 1) : place], *rates[place + 1 : place + 2])]
+            if rates[place] in by_rate:  # if not, a grid that has grown has a new best, whose fresh seeds are to come
+                found.append(Line(key, by_rate[rates[place]], beside if any(beside) else ()))
     return found
 
 

@@ -13,7 +13,7 @@ import study
 import torch
 from real.problems.recommender import LIKED, Recommender
 from study import ROWS, Tail, main
-from study_table import LABELS, against, metric_table, rate_table, table
+from study_table import LABELS, against, metric_table, page, rate_table, table
 
 METRICS = {"feed": "auc_like", "text": "loss", "movielens": "auc_watched"}
 
@@ -74,9 +74,44 @@ def test_runs_of_another_text_are_not_mixed_in(tmp_path: Path) -> None:
 
 def test_nothing_is_begun_that_would_end_too_late(tmp_path: Path) -> None:
     made = study.Study(study.small(study.SETTINGS["text"]), tmp_path, torch.device("cpu"), until=time.time() + 60)
-    made._pace["1"] = 60.0  # seconds of a step
+    made._pace[made._kind(1)] = 60.0  # seconds of a step
     assert not made.run()
     assert not made.content["runs"]
+
+
+def test_a_pass_goes_as_far_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it lacks is made by the next call, and no run twice; the pace of another machine says nothing."""
+    setting, seconds = study.small(study.SETTINGS["text"]), iter([5.0, 5.0, -1.0, -1.0])
+    first = study.Study(setting, tmp_path, torch.device("cpu"))
+    first._pace |= {"another machine, 1": 1e9, first._kind(1): 2.4 / setting.steps}  # of five seconds
+    monkeypatch.setattr(first, "_left", lambda: next(seconds))
+    columns = [study.Column("plain", study.ROWS["plain"], 0, rate) for rate in (0.1, 0.01, 0.001)]
+    assert not first._train("scan", columns, (0,))
+    assert [run["rate"] for run in first.content["runs"]] == [0.1, 0.01]
+    second = study.Study(setting, tmp_path, torch.device("cpu"))
+    assert second._train("scan", columns, (0,))
+    assert [run["rate"] for run in second.content["runs"]] == [0.1, 0.01, 0.001]
+
+
+def test_a_summed_step_takes_as_long_as_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = study.small(study.SETTINGS["text"])
+    made = study.Study(setting, tmp_path, torch.device("cpu"))
+    made._pace[made._kind(1)] = 1.0
+    monkeypatch.setattr(made, "_left", lambda: 6.5 * setting.steps)
+    column = study.Column("accumulated", study.ROWS["plain"], 20, 0.1)
+    summed = study.Bench(setting.make_task(7), torch.device("cpu"))
+    assert not made._train("accumulated", [column], (0,), bench=summed)
+    assert not made.content["runs"]
+
+
+def test_fewer_steps_see_the_last_samples() -> None:
+    """The feed's held-out samples follow those of a whole run, and fashions drift."""
+    setting = study.small(study.SETTINGS["feed"])
+    bench = study.Bench(setting.make_task(), torch.device("cpu"), first=setting.steps - 3)
+    made = bench.supply([0], 3).batches
+    for t in range(3):
+        for part, own in zip(made, bench.task.batch(0, setting.steps - 3 + t), strict=True):
+            assert torch.equal(part[t, 0], own)
 
 
 @pytest.mark.parametrize(("in_time", "columns"), [(math.inf, 2), (1.9, 1), (0.9, 0)])
@@ -121,11 +156,22 @@ def test_the_table_by_hand() -> None:
     """Ratios are of the same seeds; the grid chooses rates, and those that it does not choose have a line for each."""
     assert table(CONTENT).splitlines()[2:] == [
         f"| {LABELS['plain']} |  | 1 | 2.0000 ± 1.0000 |  | crashed | factor 1 or more | 0 of 3 |",
-        f"| {LABELS['arms']} | 20 | 2 | 1.0000 ± 0.5000 | 0.500 (0.500 to 0.500) | 0.250 | factor 4 or more | 0 of 3 |",
+        f"| {LABELS['arms']} | 20 | 2 | 1.0000 ± 0.5000 | 0.500 (0.500 to 0.500) | 0.250, - | factor 4 or more "
+        "| 0 of 3 |",
         "| `hdet.auto` on all ranks |  | 1 | none | crashed |  |  | 1 of 2 |",
         "| `hdet.auto` on all ranks |  | 3 | 4.0000 ± 2.8284 | 2.000 (2.000 to 2.000) |  |  | 0 of 2 |",
         f"| {LABELS['bytes']} | 20 | 2 | 4.0000 ± 2.0000 | 2.000 (2.000 to 2.000) | 4.000 |  | 0 of 3 |",
     ]
+
+
+def test_the_table_of_a_study_that_has_not_ended(tmp_path: Path) -> None:
+    """Of a scan there is none; a method whose best rate has not been run on fresh seeds has no line."""
+    better = run("grid", "arms", 20, 1.6, 0.5)
+    arms = f"| {LABELS['arms']} |"
+    assert arms in table(CONTENT)
+    assert arms not in table({**CONTENT, "runs": [*CONTENT["runs"], better]})
+    (tmp_path / "feed.json").write_text(json.dumps({"task": "feed", "runs": CONTENT["runs"][:2]}))
+    assert page(tmp_path) == ""
 
 
 def test_the_rates_by_hand() -> None:
