@@ -49,7 +49,7 @@ from real_lr import tidy
 from stacked import Adam, Stack
 from stacked_bench import Bench, Evaluation
 from stacked_replicas import Column, Method
-from study_table import CONTROL_OF, LABELS, chosen_rate, grid_of, mean_loss, page
+from study_table import CONTROL_OF, LABELS, chosen_rate, mean_loss, neighbours, page
 from torch import Tensor
 
 import hdet
@@ -181,8 +181,9 @@ class Study:
 
     def run(self) -> bool:
         """All passes, as far as there is time; whether all are done."""
-        first = (self._scan, self._grid, self._fresh, self._auto, self._bytes, self._guard)
-        return all(part() for part in (*first, self._widened, self._beside))
+        grid, widened = partial(self._grid, FIRST), partial(self._grid, FACTORS)
+        first = (self._scan, grid, self._fresh, self._auto, self._bytes, self._guard)
+        return all(part() for part in (*first, widened, self._beside))
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -195,34 +196,28 @@ class Study:
         self.content["best"] = best["rate"]
         return True
 
-    def _grid(self) -> bool:
-        """The first factors, and more octaves for those whose best is the highest or lowest of them."""
-        return self._try(FIRST)
+    def _grid(self, factors: Sequence[float]) -> bool:
+        return self._bracketed(self._chosen(), factors, partial(self._train, "grid", seeds=self.setting.chosen_by))
 
-    def _until_inside(self, columns: Sequence[Column], train: Callable[[Sequence[Column]], bool]) -> bool:
-        """Rates beyond those of their grids, until the best of each is between two others."""
-        while beyond := [one for column in columns if (one := self._beyond(column)) is not None]:
-            if not train(beyond):
+    def _bracketed(
+        self, columns: Sequence[Column], factors: Sequence[float], train: Callable[[Sequence[Column]], bool]
+    ) -> bool:
+        """At factors of plain training's best rate, and beyond until the best of each is between two others."""
+        tried = [column._replace(rate=factor * self.content["best"]) for factor in factors for column in columns]
+        while tried:
+            if not train(tried):
                 return False
+            tried = [one for column in columns if (one := self._beyond(column)) is not None]
         return True
 
     def _beyond(self, column: Column) -> Column | None:
         """One more rate, if its best of those tried is not between two others, and not too many octaves away."""
-        rates, best = self._rates(column), self._best_rate(column)
-        rate = {0: best / 2, len(rates) - 1: best * 2}.get(rates.index(best), math.nan)
+        best, beside = self._best_rate(column), self._beside_best(column)
+        is_highest, is_lowest = all(rate < best for rate in beside), all(rate > best for rate in beside)
+        rate = best * 2 if is_highest else best / 2 if is_lowest else math.nan
         most = 2**self.setting.octaves
         is_near = FIRST[0] / most <= rate / self.content["best"] <= FIRST[-1] * most
         return column._replace(rate=rate) if is_near else None
-
-    def _widened(self) -> bool:
-        return self._try(FACTORS)
-
-    def _try(self, factors: Sequence[float]) -> bool:
-        """All methods at factors of plain training's best rate, and beyond."""
-        rates = [factor * self.content["best"] for factor in factors]
-        tried = [column._replace(rate=rate) for rate in rates for column in self._chosen()]
-        train = partial(self._train, "grid", seeds=self.setting.chosen_by)
-        return train(tried) and self._until_inside(self._chosen(), train)
 
     def _chosen(self) -> list[Column]:
         """Methods whose rates are chosen; a control's are not."""
@@ -233,35 +228,32 @@ class Study:
         return self._train("fresh", columns, self.setting.seeds)
 
     def _beside(self) -> bool:
-        """Every method and T at the rates of the grid beside its best."""
-        columns = []
-        for column in self._columns():
-            rates = self._rates(column)
-            place = rates.index(self._best_rate(column))
-            columns += [column._replace(rate=rate) for rate in rates[max(0, place - 1) : place + 2]]
+        """Every method and T at its best rate, which a wider grid may have moved, and at those beside it."""
+        columns = [
+            column._replace(rate=rate)
+            for column in self._columns()
+            for rate in (self._best_rate(column), *self._beside_best(column))
+        ]
         return self._train("fresh", columns, self.setting.seeds)
-
-    def _rates(self, column: Column) -> list[float]:
-        """Those of the grid, of a method and T or of what it is the control of."""
-        return sorted(row["rate"] for row in grid_of(self.content["runs"], (column.key, _meets(column))))
 
     def _best_rate(self, column: Column) -> float:
         return chosen_rate(self.content["runs"], (column.key, _meets(column)))
 
+    def _beside_best(self, column: Column) -> list[float]:
+        return neighbours(self.content["runs"], (column.key, _meets(column)))
+
     def _bytes(self) -> bool:
-        rates = [factor * self.content["best"] for factor in FACTORS[2:]]
         for every in self.setting.phased:
             fewer, longer = round(3 / every * self.setting.steps), math.ceil(every / 3)
             summed = Bench(self.setting.make_task(longer), self._device)
-            last = Bench(self.setting.make_task(), self._device, first=self.setting.steps - fewer)
+            last = replace(self._bench, first=self.setting.steps - fewer)
             for row, steps, bench in (
                 ("bytes", fewer, last),
                 ("accumulated", self.setting.steps // longer, summed),
             ):
                 column = Column(row, ROWS["plain"], every, math.nan)
                 train = partial(self._train, row, seeds=self.setting.seeds, steps=max(2, steps), bench=bench)
-                tried = [column._replace(rate=rate) for rate in rates]
-                if not (train(tried) and self._until_inside([column], train)):
+                if not self._bracketed([column], FACTORS[2:], train):
                     return False
         return True
 
@@ -333,11 +325,11 @@ class Study:
         there = {(row["row"], row["T"], row["rate"]) for row in self.content["runs"] if row["pass"] == stage}
         named = [column._replace(rate=rounded(column.rate)) for column in columns]  # as the file has it
         left = [column for column in named if (column.key, _meets(column), column.rate) not in there]
+        longer = _items(bench.task) / _items(self._bench.task)
         for replicas in (1, self.setting.replicas):
             some = [column for column in left if column.method.is_plain == (replicas == 1)]
             some.sort(key=lambda column: column.key in CONTROL_OF)
             while some:
-                longer = _items(bench.task) / _items(self._bench.task)
                 each = self._pace.get(self._kind(replicas), 0.0) * longer * len(seeds) * steps
                 most = _at_once(bench.task, replicas, len(seeds), self._left() / each if each else math.inf)
                 part, some = some[:most], some[most:]

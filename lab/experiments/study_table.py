@@ -16,9 +16,9 @@ __all__ = [
     "CLOSE",
     "LABELS",
     "chosen_rate",
-    "grid_of",
     "mean_loss",
     "metric_table",
+    "neighbours",
     "page",
     "rate_table",
     "table",
@@ -155,17 +155,23 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
         if key[0] in EACH:
             found += [Line(key, run) for run in rows]
         else:
-            by_rate, rates = {run["rate"]: run for run in rows}, sorted(run["rate"] for run in grid_of(runs, key))
-            place = rates.index(chosen_rate(runs, key))
-            beside = [by_rate.get(rate) for rate in (*rates[max(0, place - 1) : place], *rates[place + 1 : place + 2])]
-            if rates[place] in by_rate:  # if not, a grid that has grown has a new best, whose fresh seeds are to come
-                found.append(Line(key, by_rate[rates[place]], beside if any(beside) else ()))
+            by_rate, rate = {run["rate"]: run for run in rows}, chosen_rate(runs, key)
+            beside = [by_rate.get(one) for one in neighbours(runs, key)]
+            if rate in by_rate:  # if not, a grid that has grown has a new best, whose fresh seeds are to come
+                found.append(Line(key, by_rate[rate], beside if any(beside) else ()))
     return found
 
 
 def chosen_rate(runs: Sequence[Mapping[str, Any]], key: Key) -> float:
     """The best of its grid."""
     return float(min(grid_of(runs, key), key=lambda run: mean_loss(run["loss"]))["rate"])
+
+
+def neighbours(runs: Sequence[Mapping[str, Any]], key: Key) -> list[float]:
+    """The next lower and the next higher rate of its grid to the best, as far as there are."""
+    rates, best = sorted(run["rate"] for run in grid_of(runs, key)), chosen_rate(runs, key)
+    place = rates.index(best)
+    return [*rates[max(0, place - 1) : place], *rates[place + 1 : place + 2]]
 
 
 def grid_of(runs: Sequence[Mapping[str, Any]], key: Key) -> list[Mapping[str, Any]]:
