@@ -252,6 +252,7 @@ class FusedAdam(Adam):
     def __init__(self, theta: Tensor, groups: Tensor) -> None:
         super().__init__(theta)
         self._groups = groups
+        torch.compiler.reset()  # kernels of earlier stacks, of which only a few are kept beside each other
         self._compiled = torch.compile(_adam_, dynamic=False)
 
     def step_(self, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
