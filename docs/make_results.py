@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab" / "experiments"))
@@ -23,6 +23,7 @@ from real.score import geometric_mean
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
 README_BEGIN = "<!-- table: results -->"
+REPLICAS_BEGIN = "<!-- table: replicas -->"
 REHEARSAL_BEGIN = "<!-- table: rehearsal -->"
 PEERS = {
     "prodigy": ("prodigy", "prodigyplus"),
@@ -104,11 +105,11 @@ def scale(known: dict[str, Any]) -> str:
 
 
 def tasks_of_feed(known: dict[str, Any]) -> str:
-    """AUC and normalised entropy of plain training at the scan's lowest rate, and of all rows at the lower border."""
+    """Loss, AUC and normalised entropy: plain training at the scan's lowest rate, all rows at the lower border."""
     lowest = min(row["rate"] for row in known["rows"])
     good = min(known["scan"]["rows"], key=lambda row: row["rate"])
     rows = [{**good, "label": f"{good['label']}, at the good rate"}, *known["rows"]]
-    lines = [["row", "rate", "T", "crashed", "AUC", "normalised entropy"], ["---", *["---:"] * 5]]
+    lines = [["row", "rate", "T", "crashed", "loss", "AUC", "normalised entropy"], ["---", *["---:"] * 6]]
     for row in rows:
         if row["rate"] > lowest:
             continue
@@ -116,7 +117,9 @@ def tasks_of_feed(known: dict[str, Any]) -> str:
         of = {kind: [row[name] for name in row if name.startswith(f"{kind}_")] for kind in ("auc", "ne")}
         means = [fmean(values[i] for values in of[kind] for i in sound) for kind in ("auc", "ne")]
         crashed = f"{sum(row['crashed'])} of {len(row['crashed'])}"
-        lines.append([row["label"], f"{row['rate']:.3g}", row["T"] or "", crashed, *(f"{mean:.3f}" for mean in means)])
+        losses = [row["loss"][i] for i in sound]
+        about = [row["label"], f"{row['rate']:.3g}", row["T"] or "", crashed]
+        lines.append([*about, f"{fmean(losses):.3f} ± {stdev(losses):.3f}", *(f"{mean:.3f}" for mean in means)])
     return _lines(lines)
 
 
@@ -178,6 +181,9 @@ def main() -> None:
         fill(HERE / "the-paper.md", BEGIN, f"\n{tasks_of_feed(feed)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real_table.of_splits(args.results / "real")))
         fill(HERE / "study.md", BEGIN, f"\n{study_table.page(args.results / 'study')}\n")
+        replicas = study_table.front(args.results / "study")
+        fill(HERE.parent / "README.md", REPLICAS_BEGIN, replicas)
+        fill(HERE / "study.md", REPLICAS_BEGIN, f"\n{replicas}\n")
         fill(HERE / "algoperf.md", REHEARSAL_BEGIN, rehearsal.page(args.results / "algoperf"))
         questions(args.results)
 

@@ -1,4 +1,4 @@
-"""What lab/experiments/study.py has measured, as the tables of docs/study.md.
+"""What lab/experiments/study.py has measured, as the tables of docs/study.md, and one of README.md.
 
 python lab/experiments/study.py --table
 """
@@ -16,6 +16,7 @@ __all__ = [
     "CLOSE",
     "LABELS",
     "chosen_rate",
+    "front",
     "mean_loss",
     "metric_table",
     "neighbours",
@@ -24,6 +25,10 @@ __all__ = [
     "table",
     "width",
 ]
+
+Key = tuple[str, int | None]
+"""A row and its T."""
+T = TypeVar("T")
 
 CLOSE = 0.02
 """Losses within this of a method's best count for its width."""
@@ -52,15 +57,24 @@ RATE_OF = {**CONTROL_OF, "averaged": "plain"}
 """In whose runs of the grid a row's rate is chosen, if not in its own."""
 T95 = {2: 12.706, 3: 4.303, 5: 2.776}
 """By how many standard errors a mean of so many may be off: Student's t, 95 %."""
+TOO_HIGH = 8.0
+"""Times the scan's best rate: the other half of the front page's table."""
+SHARED = "HDET (`hdet.OneCycleLR`): shared gradients, each replica at its own rate"
+OWN = "gradients of their own (`group=hdet.arms(8)`)"
+FRONT: Sequence[tuple[str, Key]] = (
+    ("plain data-parallel", ("plain", None)),
+    ("plain data-parallel, gradients clipped", ("clipped", None)),
+    *((SHARED, ("shared", every)) for every in (20, 100, 1000)),
+    ("placebo: the same, losses shuffled over the replicas", ("placebo", 20)),
+    *((OWN, ("arms", every)) for every in (20, 100, 1000)),
+    ("`hdet.auto`, from guesses of 1/10, 1 and 4 times the best rate", ("auto", None)),
+)
+"""The lines of the front page's table."""
 
 CAPTION = (
     "Plain training's best rate of the scan is {best:.3g}. At multiples of it, the loss ÷ plain training's lowest, one "
     f"seed; within {100 * CLOSE:g} % of a line's own best in bold:"
 )
-
-Key = tuple[str, int | None]
-"""A row and its T."""
-T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -74,15 +88,50 @@ class Line(NamedTuple):
 
 def page(folder: Path) -> str:
     """The tables of all tasks that have been run as far as their grid."""
-    files = [folder / f"{name}.json" for name in HEADS]
-    known = [json.loads(file.read_text()) for file in files if file.exists()]
-    known = [one for one in known if any(run["pass"] == "grid" for run in one["runs"])]
     parts = []
-    for one in known:
+    for one in _known(folder):
         made = [f"### {HEADS[one['task']]}", table(one), CAPTION.format(best=one["best"]), rate_table(one)]
         metrics = metric_table(one)
         parts += [*made, *(["By label, in the order of the first table:", metrics] if metrics else [])]
     return "\n\n".join(parts)
+
+
+def front(folder: Path) -> str:
+    """All tasks side by side, each line at its own best rate and at one that is too high; a dash: not run."""
+    known = _known(folder)
+    heads = [HEADS[one["task"]] for one in known]
+    high = [f"{head}, {TOO_HIGH:g} times the rate" for head in heads]
+    made = [
+        f"| 8 replicas, a million weights, 5000 steps | averaged every | {' | '.join(heads + high)} |",
+        "| --- |" + " ---: |" * (1 + 2 * len(known)),
+    ]
+    for label, key in FRONT:
+        cells = [_at_best(one, key) for one in known] + [_too_high(one, key) for one in known]
+        made.append(f"| {label} | {f'{key[1]} steps' if key[1] else ''} | {' | '.join(cells)} |")
+    return "\n".join(made)
+
+
+def _known(folder: Path) -> list[dict[str, Any]]:
+    files = [folder / f"{name}.json" for name in HEADS]
+    known = [json.loads(file.read_text()) for file in files if file.exists()]
+    return [one for one in known if any(run["pass"] == "grid" for run in one["runs"])]
+
+
+def _at_best(content: Mapping[str, Any], key: Key) -> str:
+    """The mean ratio to plain training's loss, seed by seed; of several guesses the lowest and the highest."""
+    rows = lines(content["runs"])
+    plain = next((line.run for line in rows if line.key == ("plain", None)), None)
+    if plain is None:
+        return "-"
+    found = sorted({against(line.run, plain).split(" ")[0] for line in rows if line.key == key})
+    return " to ".join(found[:: max(1, len(found) - 1)]) or "-"
+
+
+def _too_high(content: Mapping[str, Any], key: Key) -> str:
+    """The loss of the grid ÷ plain training's lowest, as in the table of rates."""
+    lowest, rate = min(_by_rate(content["runs"], "plain", None).values()), TOO_HIGH * content["best"]
+    near = [loss for tried, loss in _by_rate(content["runs"], *key).items() if math.isclose(tried, rate, rel_tol=1e-3)]
+    return f"{near[0] / lowest:.2f}" if near else "-"
 
 
 def table(content: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import study
 import torch
 from real.problems.recommender import LIKED, Recommender
 from study import ROWS, Tail, main
-from study_table import LABELS, against, metric_table, page, rate_table, table
+from study_table import LABELS, against, front, metric_table, page, rate_table, table
 
 METRICS = {"feed": "auc_like", "text": "loss", "movielens": "auc_watched"}
 
@@ -182,6 +182,18 @@ def test_the_rates_by_hand() -> None:
         f"| {LABELS['plain']} |  | **1.000** | inf | 2.000 |  |",
         f"| {LABELS['arms']} | 20 | **0.505** | **0.500** | **0.510** | 0.515 |",
     ]
+
+
+def test_the_front_by_hand(tmp_path: Path) -> None:
+    """Each line at its own best rate, and at eight times the scan's; guesses as lowest to highest; a dash: not run."""
+    told = [run("auto", "auto", None, 0.2, 1.0, 3.0, 2.0), run("auto", "auto", None, 0.4, 2.0, 6.0, 4.0)]
+    runs = [one for one in CONTENT["runs"] if one["row"] != "auto"]
+    (tmp_path / "feed.json").write_text(json.dumps({**CONTENT, "runs": runs + told}))
+    said = {line.split(" | ")[0]: line for line in front(tmp_path).splitlines()[2:]}
+    assert said["| plain data-parallel"].endswith("|  | 1.000 | - |")
+    assert "| 20 steps | 0.500 | 0.52 |" in front(tmp_path)
+    assert front(tmp_path).count("steps | - | - |") == 6  # shared gradients, their placebo, two other T of arms
+    assert front(tmp_path).splitlines()[-1].endswith("|  | 1.000 to 2.000 | - |")
 
 
 def test_the_tasks_by_hand() -> None:
