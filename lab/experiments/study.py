@@ -33,6 +33,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -281,23 +282,25 @@ class Study:
         return True
 
     def _guard(self) -> bool:
-        setting, seeds = self.setting, self.setting.seeds[:3]
-        if self._of("guard", "guard"):
-            return True
-        if self._left() < 0:
-            return False
+        """Runs by themselves; each rate is kept as soon as its seeds have ended."""
+        seeds = self.setting.seeds[:3]
+        there = {row["rate"] for row in self._of("guard", "guard")}
         rates = [factor * self.content["best"] for factor in (1.0, 2.0, 4.0)]
-        jobs = [(setting, rate, seed, str(self._device)) for rate in rates for seed in seeds]
-        if self._processes > 1:
-            with ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn")) as pool:
-                found = list(pool.map(guarded, jobs))
-        else:
-            found = list(map(guarded, jobs))
-        for i, rate in enumerate(rates):
-            part = found[i * len(seeds) : (i + 1) * len(seeds)]
-            more = {"rollbacks": [one.pop("rollbacks") for one in part]}
-            self._keep("guard", rate, seeds, part, more)
-        self._save()
+        left = [rate for rate in rates if rounded(rate) not in there]
+        if not left or self._left() < 0:
+            return not left
+        jobs = [(self.setting, rate, seed, str(self._device)) for rate in left for seed in seeds]
+        with ExitStack() as stack:
+            if self._processes > 1:
+                context = multiprocessing.get_context("spawn")
+                found = stack.enter_context(ProcessPoolExecutor(self._processes, context)).map(guarded, jobs)
+            else:
+                found = map(guarded, jobs)
+            for rate in left:
+                metrics = [next(found) for _ in seeds]
+                more = {"rollbacks": [one.pop("rollbacks") for one in metrics]}
+                self._keep("guard", rate, seeds, metrics, more)
+                self._save()
         return True
 
     # -- runs ---------------------------------------------------------------------------------------------------------

@@ -104,6 +104,29 @@ def test_a_summed_step_takes_as_long_as_its_batches(tmp_path: Path, monkeypatch:
     assert not made.content["runs"]
 
 
+def test_a_guarded_rate_is_kept_as_soon_as_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = study.Study(study.small(study.SETTINGS["text"]), tmp_path, torch.device("cpu"))
+    made.content["best"], begun = 0.01, []
+
+    def ends_early(job: tuple[Any, ...]) -> dict[str, float]:
+        begun.append(job[1:3])
+        if job[1] > 0.01:
+            raise KeyboardInterrupt
+        return {"loss": 1.0, "rollbacks": 0}
+
+    monkeypatch.setattr(study, "guarded", ends_early)
+    with pytest.raises(KeyboardInterrupt):
+        made._guard()
+    again = study.Study(made.setting, tmp_path, torch.device("cpu"))
+    assert [row["rate"] for row in again.content["runs"]] == [0.01]
+    monkeypatch.setattr(study, "guarded", lambda job: begun.append(job[1:3]) or {"loss": 2.0, "rollbacks": 1})
+    assert again._guard()
+    assert [row["rate"] for row in again.content["runs"]] == [0.01, 0.02, 0.04]
+    assert begun == [(0.01, 0), (0.01, 1), (0.02, 0), *((rate, seed) for rate in (0.02, 0.04) for seed in (0, 1))]
+    assert again._guard()  # nothing is left to do
+    assert len(begun) == 7
+
+
 def test_fewer_steps_see_the_last_samples() -> None:
     """The feed's held-out samples follow those of a whole run, and fashions drift."""
     setting = study.small(study.SETTINGS["feed"])
