@@ -23,6 +23,7 @@ from real.score import geometric_mean
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
 README_BEGIN = "<!-- table: results -->"
+ABLATION_BEGIN = "<!-- table: ablation -->"
 REPLICAS_BEGIN = "<!-- table: replicas -->"
 REHEARSAL_BEGIN = "<!-- table: rehearsal -->"
 PEERS = {
@@ -123,6 +124,37 @@ def tasks_of_feed(known: dict[str, Any]) -> str:
     return _lines(lines)
 
 
+def ablation(known: dict[str, Any]) -> str:
+    """The paper's configurations: crashes at the highest rate, and losses of what did not crash at the two others."""
+    rows: dict[str, dict[float, list[dict[str, Any]]]] = {}
+    for row in known["configurations"]:
+        rows.setdefault(row["label"], {}).setdefault(row["rate"], []).append(row)
+    low, high, highest = known["arguments"]["low"], *known["arguments"]["high"]
+    lines = [
+        [
+            f"configuration; with two figures: averaged every {'; every '.join(map(str, known['arguments']['rounds']))}"
+            " steps",
+            f"crashed of {known['arguments']['seeds']} at rate {highest:g}",
+            f"validation loss at rate {high:g}",
+            f"at rate {low:g}",
+            "published train loss, of another task",
+        ],
+        ["---", *["---:"] * 4],
+    ]
+    for label, by_rate in rows.items():
+        told = next(iter(by_rate.values()))[0]["published"]
+        published = f"{told['train_loss']:.3f}{', crashed' if told['crashed'] else ''}" if told["train_loss"] else ""
+        crashes = "; ".join(str(row["crashed"]) for row in by_rate.get(highest, []))
+        losses = ["; ".join(_of_sound(row["runs"]) for row in by_rate.get(rate, [])) for rate in (high, low)]
+        lines.append([label, crashes, *losses, published])
+    return _lines(lines)
+
+
+def _of_sound(runs: list[dict[str, Any]]) -> str:
+    losses = [run["loss"] for run in runs if not run["crashed"]]
+    return f"{fmean(losses):.3f} ± {stdev(losses):.3f}"
+
+
 def batch_sizes(known: dict[str, Any]) -> str:
     """What a change of the batch size in mid-run costs, a line per change."""
     ways = {"kept": "hdet goes on", "anew": "`hdet.auto` again", "root": "rate × root of the change"}
@@ -175,6 +207,8 @@ def main() -> None:
     fill(args.page, BEGIN, f"\n{made}\n")
     if args.page == HERE / "results.md":
         fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real', compact=True)}\n")
+        border = json.loads((args.results / "ablation_border.json").read_text())
+        fill(args.page, ABLATION_BEGIN, f"\n{ablation(border)}\n")
         known = json.loads((HERE.parent / "lab" / "benchmarks" / "results" / "scale.json").read_text())
         fill(HERE / "cost.md", BEGIN, f"\n{scale(known)}\n")
         feed = json.loads((args.results / "stacked_ablation" / "feed.json").read_text())

@@ -66,13 +66,13 @@ CONFIGURATIONS = (
     _replicas("printed", "HDET, full, as printed", "all of it", low=True, signal="printed", warm=True, published=3.277),
     _replicas("corrected-cold", "HDET without warm init, corrected", "fresh weights", signal="loss", published=3.281),
     _replicas("corrected", "HDET, full, corrected", "all of it", low=True, signal="loss", warm=True, published=3.277),
-    _replicas("no-spread", "control: alpha = 0", "averages and noise, no fan-out", warm=True, spread=0.0),
-    _replicas("placebo", "control: placebo", "HDET corrected, losses shuffled", warm=True, signal="shuffled"),
+    _replicas("no-spread", "control: HDET with equal rates", "averages and noise, no fan-out", warm=True, spread=0.0),
+    _replicas("placebo", "control: HDET with losses shuffled", "all of it", warm=True, signal="shuffled"),
     _arms("arms", "arms", "own gradients, averages, no fan-out", low=True, spread=0.0),
-    _arms("arms-spread", "arms, fan-out", "own gradients, averages, fan-out", low=True),
+    _arms("arms-spread", "arms, with rates of their own", "own gradients, averages, fan-out", low=True),
     _arms("arms-corrected", "arms, HDET corrected", "own gradients, all but the warm start", signal="loss"),
-    _arms("arms-placebo", "arms, placebo", "the same, losses shuffled", signal="shuffled"),
-    Configuration("search", "ours: auto", "a search from the high rate", "search"),
+    _arms("arms-placebo", "arms, losses shuffled", "the same, losses shuffled", signal="shuffled"),
+    Configuration("search", "`hdet.auto`", "a search from the high rate", "search"),
 )
 
 

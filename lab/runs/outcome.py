@@ -78,6 +78,7 @@ def _result(run: PlannedRun) -> dict[str, Any]:
     record = run.folder.read()
     final = record.get("final") or {}
     told = {name: finite(final.get(name)) for name in ("train_loss", "loss", "last_rate")}
+    told["untrained_loss"] = finite((record.get("untrained") or {}).get("loss"))  # the bar of CRASH
     told |= {name: _mean_of(final, f"{name}_") for name in ("auc", "ne")}
     own = {"seed": run.seed, "folder": run.folder.path.name, "crashed": bool(record.get("crashed"))}
     return own | told | {"seconds": record.get("seconds"), "plan": _plan_in_study(run)}

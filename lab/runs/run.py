@@ -28,15 +28,17 @@ _PROGRESS, _ENOUGH_STEPS = 0.01, 100
 _COLUMNS = "step,train_loss,validation_loss,rate"
 
 
-def has_crashed(first: float, last: float, steps: int) -> bool:
+def has_crashed(untrained: float, last: float, steps: int) -> bool:
     """Whether a run came to nothing: its last validation loss is not finite, or not even 1 % below the untrained one.
 
     Of less than 100 steps only the former is asked.
 
-    >>> has_crashed(first=0.93, last=0.90, steps=500), has_crashed(0.93, 0.925, 500), has_crashed(0.93, math.nan, 500)
-    (False, True, True)
+    >>> has_crashed(untrained=0.93, last=0.90, steps=500)
+    False
+    >>> has_crashed(0.93, 0.925, 500), has_crashed(0.93, math.nan, 500)
+    (True, True)
     """
-    return not math.isfinite(last) or (steps >= _ENOUGH_STEPS and last > (1 - _PROGRESS) * first)
+    return not math.isfinite(last) or (steps >= _ENOUGH_STEPS and last > (1 - _PROGRESS) * untrained)
 
 
 class Run:
@@ -45,10 +47,11 @@ class Run:
     def __init__(self, plan: Plan, folder: Folder, ranks: Ranks, teller: Teller) -> None:
         self.plan, self.folder, self.ranks, self.teller = plan, folder, ranks, teller
         self.task = plan.make_task()
-        model = self.task.model(plan.seed)
+        model = self.task.model(plan.seed).to(ranks.device)
+        self._untrained = self.task.evaluate(model)["loss"] if ranks.rank == 0 else math.nan
         if plan.start:
             hdet.load(Path(plan.start), model=model)
-        self.model = model.to(ranks.device)
+        self.model = model
         self.trained = self.model if plan.method == "arms" else ranks.wrapped(self.model)
         if plan.noise:  # after the wrap, which makes all ranks equal; only averaging allows several
             group = None if plan.explores else hdet.arms(1)
@@ -65,7 +68,8 @@ class Run:
         """Train to the end."""
         began, steps = time.perf_counter(), self.plan.steps
         self.teller.say("start")
-        first, final = self._evaluate(0)["loss"], {"loss": math.nan}
+        final = {"loss": math.nan}
+        self._evaluate(0)
         try:
             outcome = self._train()
         except DivergedError:
@@ -77,8 +81,8 @@ class Run:
             hdet.save(self.folder.checkpoint, model=self.model)
         if self.ranks.rank == 0:
             self._write_curve()
-            crashed = has_crashed(first, final["loss"], steps)
-            result = {"final": final, "untrained": {"loss": first}, "crashed": crashed, "complete": True}
+            crashed = has_crashed(self._untrained, final["loss"], steps)
+            result = {"final": final, "untrained": {"loss": self._untrained}, "crashed": crashed, "complete": True}
             self.folder.write(self.folder.read() | result | {"seconds": time.perf_counter() - began})
         self.teller.say("end", outcome=outcome)
         return outcome

@@ -150,12 +150,11 @@ class Stack:
         self.theta = torch.stack([self._first(plan) for plan in plans])
         self.first, self.second = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
         self.shares = torch.tensor([plan.method != "arms" for plan in plans])
-        self._untrained: dict[Any, float] = {}
 
     def go(self, folders: Sequence[Folder]) -> list[str]:
         """Train to the end and write what came of it."""
         began = time.perf_counter()
-        untrained = [self._untrained_loss(number) for number in range(len(self.runs))]
+        untrained = self.task.evaluate(self.model)["loss"]  # of fresh weights, with which a warm run does not begin
         betas = self._betas()
         for t in range(self.steps):
             self._step(t, betas[t])
@@ -163,8 +162,7 @@ class Stack:
                 if not run.crashed and run.ends_at(t + 1):
                     self._end_round(number, t + 1)
         seconds = (time.perf_counter() - began) / len(self.runs)
-        rows = zip(range(len(self.runs)), folders, untrained, strict=True)
-        return [self._conclude(number, folder, loss, seconds) for number, folder, loss in rows]
+        return [self._conclude(number, folder, untrained, seconds) for number, folder in enumerate(folders)]
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -244,13 +242,6 @@ class Stack:
         weights = self._named(row)
         for name, p in self.model.named_parameters():
             p.copy_(weights[name])
-
-    def _untrained_loss(self, number: int) -> float:
-        plan = self.runs[number].plan
-        key = (plan.start, plan.noise, plan.explores)
-        if key not in self._untrained:
-            self._untrained[key] = self._evaluate(number)["loss"]
-        return self._untrained[key]
 
     def _conclude(self, number: int, folder: Folder, untrained: float, seconds: float) -> str:
         """Write the result, and the weights that others may begin with."""

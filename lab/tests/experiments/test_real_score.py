@@ -150,13 +150,30 @@ def test_two_methods_are_compared_on_the_workloads_that_both_have() -> None:
     assert found.interval == pytest.approx((0.5, 2.0))  # a quarter of all draws are one workload twice
 
 
-def test_the_readmes_table_has_ours_by_split_and_others_beside_it() -> None:
-    made = table_of(content())
-    momo = {1.0: [[4.0, 2.0, 0.5, 0.25]] * 2}
-    dev = made._replace(methods={**made.methods, "finder": momo}, labels={**made.labels, "finder": "finder"})
-    lines = real_table.front({"dev": [dev], "seen": [], "test": [], "kin": []}).splitlines()
-    assert len(lines) == 2 + 1 + 2  # ours on dev; the range test, and OneCycle at our guesses
-    assert lines[3].startswith("| a range test, then OneCycle at its suggestion | 0.25 | 0.25 | 1 |")
+def test_the_readmes_table_has_ours_by_split_and_others_on_test() -> None:
+    """The tuned loss is 1. Theirs ends at 1, 2 and 4 on test and at 4 elsewhere; from two starts of ours at 1 and 4."""
+
+    def ended(*losses: float) -> dict[float | None, list[list[float]]]:
+        return {float(n): [[9.0, 9.0, 9.0, loss]] * 2 for n, loss in enumerate(losses)}
+
+    tests = [table(name, auto=ended(1.0, 4.0), finder=ended(loss)) for name, loss in (("a", 1), ("b", 2), ("c", 4))]
+    dev = table("d", auto=ended(1.05, 1.05), finder=ended(4.0))
+    lines = real_table.front({"dev": [dev], "seen": [], "test": tests, "kin": []}).splitlines()[2:]
+    cells = {line.split(" | ")[0]: line.split(" | ")[1:5] for line in lines}
+    ours = [
+        cells[f"| **`hdet.auto`** on {which}"]
+        for which in (
+            "3 tasks that were not used to design it (*test*)",
+            "1 that were (*dev*, *seen*)",
+            "all 4, with variants of *dev* (*kin*)",
+        )
+    ]
+    assert ours[0] == ["2.00", "2.00", "0 of 3", "4.00"]
+    assert ours[1] == ["1.05", "1.05", "1 of 1", "1.05"]
+    assert ours[2][1:] == ["2.00", "1 of 4", "4.00"]
+    theirs = next(line for line in lines if line.startswith("| a range test, then OneCycle at its suggestion"))
+    assert "| 2.00 | 2.00 | 1 of 3 | 4.00 |" in theirs
+    assert theirs.endswith("| 2 of 4 |")  # ours is lower on c and d, equal on b
 
 
 def test_a_page_for_those_who_come_from_another_method_says_where_each_is_ahead() -> None:
@@ -209,7 +226,7 @@ def test_tables_and_picture(
     assert "| auto, from x100 | 2 to 5 |" in out
     assert "| dev | mean | 0.949 | at most 0.99 | PASS |" in out
     assert "| auto | 0.949 | 1.00 | 0.889 | 100% | 100% |" in out
-    assert "| **`hdet.auto`** on *dev* and *seen*, which shaped the rule | 0.95 | 1.00 | 2 | | |" in out
+    assert "| **`hdet.auto`** on 2 that were (*dev*, *seen*) | 0.95 | 0.95 | 2 of 2 | 1.00 | | |" in out
     assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(
         "sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path), "--split", "kin"]

@@ -210,13 +210,17 @@ def test_the_rates_by_hand() -> None:
 def test_the_front_by_hand(tmp_path: Path) -> None:
     """Each line at its own best rate, and at eight times the scan's; guesses as lowest to highest; a dash: not run."""
     told = [run("auto", "auto", None, 0.2, 1.0, 3.0, 2.0), run("auto", "auto", None, 0.4, 2.0, 6.0, 4.0)]
-    runs = [one for one in CONTENT["runs"] if one["row"] != "auto"]
-    (tmp_path / "feed.json").write_text(json.dumps({**CONTENT, "runs": runs + told}))
-    said = {line.split(" | ")[0]: line for line in front(tmp_path).splitlines()[2:]}
-    assert said["| plain data-parallel"].endswith("|  | 1.000 | - |")
-    assert "| 20 steps | 0.500 | 0.52 |" in front(tmp_path)
-    assert front(tmp_path).count("steps | - | - |") == 6  # shared gradients, their placebo, two other T of arms
-    assert front(tmp_path).splitlines()[-1].endswith("|  | 1.000 to 2.000 | - |")
+    runs = [one for one in CONTENT["runs"] if one["row"] != "auto"] + told
+    fresh = run("fresh", "arms", 20, 0.8, 1.5, 4.5, 3.0)
+
+    def cells(*more: dict[str, Any]) -> list[list[str]]:
+        (tmp_path / "feed.json").write_text(json.dumps({**CONTENT, "runs": [*runs, *more]}))
+        return [line.strip("| ").split(" | ")[-2:] for line in front(tmp_path).splitlines()[2:]]
+
+    not_run = ["-", "-"]
+    assert cells() == [["1.000", "-"], *[not_run] * 5, ["0.500", "0.52"], *[not_run] * 2, ["1.000 to 2.000", "-"]]
+    assert cells(fresh)[6] == ["0.500", "*1.50*"]  # of fresh seeds
+    assert cells({**fresh, "loss": [1.5, None, 3.0]})[6] == ["0.500", "*crashed*"]
 
 
 def test_the_tasks_by_hand() -> None:

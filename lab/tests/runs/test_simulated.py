@@ -11,6 +11,7 @@ import pytest
 from lab.runs.folder import Folder
 from lab.runs.launch import execute
 from lab.runs.plan import Plan
+from lab.runs.simulated import Stack
 from lab.runs.teller import Message
 from lab.tests.runs.small import a_plan
 
@@ -64,5 +65,19 @@ def test_warm_starts_wait_for_the_runs_they_begin_with(tmp_path: Path) -> None:
     warm = a_plan(signal="none", replicas=2, simulated=True, start=str(tmp_path / "1" / "checkpoint.pt"))
     results(tmp_path, [warm, first])
     rows = [Folder(tmp_path / number).read() for number in ("0", "1")]
-    assert rows[0]["untrained"]["loss"] == pytest.approx(rows[1]["final"]["loss"], rel=1e-6)
-    assert rows[0]["untrained"]["loss"] != pytest.approx(rows[1]["untrained"]["loss"], rel=1e-5)
+    assert Stack([warm])._evaluate(0)["loss"] == pytest.approx(rows[1]["final"]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_warm_run_is_held_against_fresh_weights(tmp_path: Path, simulated: bool) -> None:
+    """It crashes if it ends where an untrained model is, not if it ends where it began."""
+    usual: dict[str, Any] = {"method": "none", "replicas": 2, "batch_size": 32, "simulated": simulated}
+    start = {"start": str(tmp_path / "0" / "checkpoint.pt"), "noise": 0.01}
+    warm = a_plan(**usual, **start, lr=1e-9, steps=100)
+    results(tmp_path, [a_plan(**usual, lr=1e-2, steps=300), warm])
+    row, stack = Folder(tmp_path / "1").read(), Stack([warm])
+    untrained = stack.task.evaluate(stack.model)["loss"]
+    assert row["untrained"]["loss"] == pytest.approx(untrained, rel=1e-5)
+    assert row["final"]["loss"] == pytest.approx(stack._evaluate(0)["loss"], rel=1e-4)  # it made no progress
+    assert row["final"]["loss"] < 0.98 * untrained
+    assert not row["crashed"]
