@@ -32,7 +32,9 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         shutil.rmtree(out / key)
     again = run(*LAB, "ablate", "--like", out / "ablation.json", "--out", out, "--json")  # its own process, as above
     assert again.code == 0, again.err
-    assert "[2/2] control: placebo, 0.15, T = 4, seed 0: complete" in again.err  # the other runs were kept
+    assert (
+        "[2/2] control: HDET with losses shuffled, 0.15, T = 4, seed 0: complete" in again.err
+    )  # the other runs were kept
     for row, same in zip(outcome["configurations"], again.json["configurations"], strict=True):
         assert (row["loss"], row["train_loss"]) == (same["loss"], same["train_loss"])
 

@@ -94,7 +94,7 @@ def test_mean_spread_and_crashes(tmp_path: Path) -> None:
         "not finite",
         "not finite",
     )
-    assert rows["control: placebo", say.rate(0.15)] == ("4", *["–"] * 6)  # not run yet
+    assert rows["control: HDET with losses shuffled", say.rate(0.15)] == ("4", *["–"] * 6)  # not run yet
     assert not outcome["complete"]
     assert outcome["torch"]
     assert CRASH in table_of(outcome).caption
