@@ -6,6 +6,7 @@
 Two rows of a table belong together if the rules that made them decide alike. So each run that was recorded is replayed
 to the rule of now: as it was, without its losses, and with each of some faults. The fingerprint is made of the rates
 after every round and of the rollbacks. What the rule is shown does not depend on what it decides.
+Not seen: how evidence is measured, and the schedule's shape, to which a test holds shapes.py.
 """
 
 from __future__ import annotations

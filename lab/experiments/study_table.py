@@ -67,7 +67,7 @@ FRONT: Sequence[tuple[str, Key]] = (
     *((SHARED, ("shared", every)) for every in (20, 100, 1000)),
     ("control: HDET with the losses shuffled over the replicas", ("placebo", 20)),
     *((OWN, ("arms", every)) for every in (20, 100, 1000)),
-    ("`hdet.auto`, from guesses of 1/10, 1 and 4 times the best rate", ("auto", None)),
+    ("`hdet.auto` (a schedule of its own), from guesses of 1/10, 1 and 4 times the best rate", ("auto", None)),
 )
 """The lines of the front page's table."""
 
