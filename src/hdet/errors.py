@@ -36,7 +36,7 @@ class ShardedParametersError(ArgumentError):
 
 
 class DisagreementError(HdetError, RuntimeError):
-    """Replicas were set up or are called differently. Raised on every rank, and lists every rank's value."""
+    """Replicas were set up or are called differently. Raised on every rank: shows the odd ranks and a usual one."""
 
 
 class DivergedError(HdetError, RuntimeError):

@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdet.ensemble.design import Balanced, Permuted, assign, permutation
+from hdet.ensemble.design import Balanced, Design, Permuted, assign, permutation
 from tests.ensemble import design_twin
 from tests.ensemble.rho import multipliers
 
@@ -106,7 +107,7 @@ def test_designs_never_change() -> None:
     ]
 
 
-@given(st.integers(0, 99), st.integers(0, 10**4), st.integers(1, 4), st.integers(1, 40))
+@given(st.integers(0, 99), st.integers(0, 10**4), st.integers(1, 4), st.integers(1, 40) | st.integers(99, 120))
 @settings(max_examples=30)
 def test_designs_are_their_slow_twins(seed: int, k: int, knobs: int, n: int) -> None:
     assert permutation(seed, k, knobs, n) == design_twin.pi(seed, k, knobs, n)
@@ -124,6 +125,27 @@ def test_a_balanced_design_overlaps_less_than_chance() -> None:
 
     balanced = sum(overlap(Balanced().places(8, 3, 0, k)) for k in range(50))
     assert balanced < 0.05 * sum(overlap(Permuted().places(8, 3, 0, k)) for k in range(1, 51))
+
+
+@pytest.mark.parametrize(("n", "most"), [(64, 0.3), (256, 0.5), (1024, 0.3)])
+def test_two_knobs_are_less_correlated_than_by_chance(n: int, most: float) -> None:
+    """The mean of the correlation's absolute value over 25 rounds; chance gives 0.8 / sqrt(N - 1)."""
+
+    def correlation(design: Design) -> float:
+        x = torch.tensor([design.places(n, 2, 0, k) for k in range(1, 26)], dtype=torch.float64)
+        return float(((x[..., 0] * x[..., 1]).sum(1) / x[..., 0].square().sum(1)).abs().mean())
+
+    assert correlation(Balanced()) < most * correlation(Permuted())
+    assert n < 1024 or correlation(Balanced()) < 0.01
+
+
+def test_more_knobs_than_rotations_are_permutations() -> None:
+    places = Balanced().places(100, 60, seed=4, k=2)
+    columns = [list(column) for column in zip(*places, strict=True)]
+    assert len({tuple(column) for column in columns}) == 60
+    turned = [columns[0][d:] + columns[0][:d] for d in range(50)]
+    assert [column in turned for column in columns] == [True] * 50 + [False] * 10
+    assert _ranks([[value] for value in columns[-1]]) == [[i] for i in permutation(4, 3, 59, 100)]
 
 
 def _ranks(places: list[list[float]]) -> list[list[int]]:

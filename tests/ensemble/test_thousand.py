@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import hdet
 from hdet.ensemble import design
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import Controller, Corrected
+from hdet.ensemble.converge import refuse_diverged
 from hdet.ensemble.design import Balanced, Design, Permuted, Rounds, levels
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.steering import Ending, Steering
-from hdet.ranks.agreement import Agreement
+from hdet.ranks.agreement import Agreement, check_equal
 from hdet.ranks.group import ReplicaIndex
 from tests.ensemble import design_twin
 
@@ -68,13 +72,13 @@ def test_the_design_is_its_slow_twin_and_never_changes() -> None:
     found = Balanced().places(N, 2, seed=5, k=7)
     assert found == [[float(x) for x in row] for row in design_twin.balanced(N, 2, seed=5, k=7)]
     ranks = [round((x + 1) / 2 * (N - 1)) for row in found for x in row]
-    assert sha256(repr(ranks).encode()).hexdigest()[:16] == "1f731fe609efa51a"
+    assert sha256(repr(ranks).encode()).hexdigest()[:16] == "685aa3ac73f69965"
 
 
 @pytest.mark.parametrize("n", [8, 32, 64, 300, N])
 @pytest.mark.parametrize("knobs", [1, 2, 4, 8])
 def test_a_design_costs_a_bounded_number_of_hashes(monkeypatch: pytest.MonkeyPatch, n: int, knobs: int) -> None:
-    """Time is made of hashes, 2 microseconds each: one permutation for each knob, and 2048 for all that is tried."""
+    """A hash takes 2 microseconds: one permutation for each knob and 2048 for all that is tried, or one for all."""
     hashes = 0
 
     def counting(text: bytes) -> object:
@@ -84,7 +88,7 @@ def test_a_design_costs_a_bounded_number_of_hashes(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(design, "sha256", counting)
     Balanced().places(n, knobs, 0, 3)
-    assert n * knobs <= hashes <= n * knobs + 2048
+    assert hashes == n if n >= 100 else n * knobs <= hashes <= n * knobs + 2048
 
 
 def steering_of(controller: Controller) -> Steering:
@@ -93,9 +97,15 @@ def steering_of(controller: Controller) -> Steering:
     return Steering(Settings(Rounds(1, None), start=0), specs, Balanced(), [0, 1], controller, [1.0, 0.0])
 
 
+def roll_of(losses: list[float], infinite: tuple[int, ...] = ()) -> Agreement:
+    """What replicas know of each other that all have a loss; the weights of some are not finite."""
+    n = len(losses)
+    return Agreement(losses, losses, True, [r not in infinite for r in range(n)], False, True, None, [0.0] * n)
+
+
 def a_round(steering: Steering, k: int, losses: list[float], place: int = 0) -> None:
     """What a replica does at the end of round ``k``."""
-    roll = Agreement(losses, losses, True, [True] * N, False, True, None, [0.0] * N)
+    roll = roll_of(losses)
     end = Ending(OPTIMIZER, (k, k + 1), lambda t: [1.0, 1.0])
     steering.bases, _ = steering.decide(end, roll, ReplicaIndex(place, N))
 
@@ -130,10 +140,21 @@ def test_a_controller_finds_the_best_values_of_both_knobs(noise: float) -> None:
         assert shift == pytest.approx(-1, abs=0.25)
 
 
-def test_noise_alone_moves_nothing_far() -> None:
-    path = simulated(steering_of(Normalised()), lambda rate, shift: 2.0, 1.0, rounds=25)
-    assert max(abs(math.log(rate)) for rate, _ in path) < 0.3  # three spreads
-    assert max(abs(shift) for _, shift in path) < 0.6
+def in_noise_alone(controller: Controller) -> tuple[float, float]:
+    """The share of knobs and rounds that move, and the farthest that one comes, in spreads. Eight seeds."""
+    moved, farthest = [], 0.0
+    for seed in range(8):
+        path = [[1.0, 0.0], *simulated(steering_of(controller), lambda rate, shift: 2.0, 1.0, rounds=25, seed=seed)]
+        moved += [a != b for before, after in pairwise(path) for a, b in zip(before, after, strict=True)]
+        farthest = max(farthest, *(max(abs(math.log(rate)) / 0.1, abs(shift) / 0.2) for rate, shift in path))
+    return sum(moved) / len(moved), farthest
+
+
+def test_noise_alone_hardly_moves_anything() -> None:
+    share, farthest = in_noise_alone(Normalised())
+    assert share < 0.05
+    assert farthest < 3
+    assert in_noise_alone(Normalised(caution=1.0))[0] > 0.1, "the caution makes the difference"
 
 
 def test_the_published_controller_follows_its_formula() -> None:
@@ -168,6 +189,50 @@ def test_replicas_that_have_diverged_are_left_out() -> None:
     rest = [r for r in range(N) if r % 3]
     alone = rule.update(rule.init(2), [losses[r] for r in rest], [[0.1 * x[r][0], 0.2 * x[r][1]] for r in rest])
     assert steering.bases.controller == alone.state
+
+
+@pytest.mark.parametrize("n", [4, N])
+def test_rank_0_alone_logs_the_replicas_that_are_left_out(n: int, caplog: pytest.LogCaptureFixture) -> None:
+    roll = roll_of([math.inf if r == 1 else 0.5 for r in range(n)], infinite=(n - 1,))
+    with caplog.at_level(logging.WARNING, "hdet"):
+        for rank in reversed(range(n)):
+            refuse_diverged(roll, "round 3", rank)
+    (told,) = caplog.messages
+    assert told.splitlines()[1:] == [
+        "  replica 1: loss inf, weights finite",
+        f"  replica {n - 1}: loss 0.5, weights not finite",
+    ]
+
+
+def test_a_message_lists_16_replicas_at_most(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hdet"):
+        refuse_diverged(roll_of([math.nan if r % 2 else 0.5 for r in range(N)]), "round 3", 0)
+    assert caplog.messages[0].splitlines()[-2:] == ["  replica 31: loss nan, weights finite", "  and 496 more"]
+    with pytest.raises(hdet.DivergedError, match="and 1008 more") as caught:
+        refuse_diverged(roll_of([math.nan] * N), "round 3", N - 1)
+    assert len(str(caught.value).splitlines()) <= 20
+
+
+@pytest.mark.parametrize("n", [4, N])
+def test_a_disagreement_shows_the_odd_ranks_and_one_of_the_others(n: int) -> None:
+    rows = [{"lr": "0.2" if rank == 2 else "0.1"} for rank in range(n)]
+    with pytest.raises(hdet.DisagreementError) as caught:
+        check_equal(rows, "Give every rank the same arguments.")
+    assert str(caught.value).splitlines() == [
+        "replicas disagree on lr, which must be equal on all of them (look at rank 2):",
+        f"  rank 0: lr = 0.1 ({n - 1} ranks alike)",
+        "  rank 2: lr = 0.2",
+        "Give every rank the same arguments.",
+    ]
+
+
+@pytest.mark.parametrize("different", [400, N])
+def test_a_disagreement_of_many_is_short(different: int) -> None:
+    rows = [{"lr": str(rank if rank < different else -1)} for rank in range(N)]
+    with pytest.raises(hdet.DisagreementError, match=rf"\n  and {different - 15 - (different == N)} more\n") as caught:
+        check_equal(rows, "Give every rank the same arguments.")
+    assert len(str(caught.value).splitlines()) <= 20
+    assert len(str(caught.value)) < 1000
 
 
 def test_the_mean_of_replicas_with_shared_gradients_is_the_base_run() -> None:

@@ -146,3 +146,4 @@ def test_the_ranks_that_have_not_noticed_are_missing() -> None:
     all_three[1].arrive("step 19")
     assert "  rank 1: last seen" in all_three[0].report()
     assert "never seen" in Presence(store, 0, 4).report()
+    assert Presence(store, 0, 1024).report().endswith("  and 1006 more")  # rank 2 has noticed

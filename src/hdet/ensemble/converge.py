@@ -13,25 +13,28 @@ from hdet.errors import DivergedError
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.average import average_
 from hdet.ranks.group import ReplicaGroup
+from hdet.ranks.presence import listed
 from hdet.ranks.shards import counted_once, local, place
 from hdet.ranks.weights import Weights, fingerprint_of_words
 
 _log = logging.getLogger("hdet")
 
 
-def refuse_diverged(roll: Agreement, what: str) -> None:
-    """Raise if no replica is live; otherwise say in the log who is left out."""
+def refuse_diverged(roll: Agreement, what: str, rank: int) -> None:
+    """Raise on every rank if no replica is live; otherwise rank 0 says in the log who is left out."""
     if all(roll.live):
         return
-    rows = enumerate(zip(roll.losses, roll.finite, strict=True))
-    lines = "\n".join(f"  replica {r}: loss {loss}, weights {'' if fine else 'not '}finite" for r, (loss, fine) in rows)
+    out = [r for r, live in enumerate(roll.live) if not live]
+    finite = {True: "finite", False: "not finite"}
+    lines = listed([f"replica {r}: loss {roll.losses[r]}, weights {finite[roll.finite[r]]}" for r in out])
     if not any(roll.live):
         raise DivergedError(
             f"training has diverged in {what}: no replica has a finite loss and finite weights. The weights were left "
             f"as they are.\n{lines}\nGo back to a checkpoint and lower max_lr, or clip gradients; if gradients are "
             "shared, one replica's NaN reaches all of them through the all-reduce."
         )
-    _log.warning("%s: replicas left out of the mean because they are not finite:\n%s", what, lines)
+    if rank == 0:
+        _log.warning("%s: replicas left out of the mean because they are not finite:\n%s", what, lines)
 
 
 def is_finite(optimizer: Optimizer) -> bool:

@@ -152,32 +152,62 @@ class Permuted:
 
 
 class Balanced:
-    """Near-orthogonal columns: each knob takes, of several hashed permutations, the least correlated with those before.
+    """Near-orthogonal columns: each knob takes, of several columns, the least correlated with those before.
 
-    Columns beyond the N - 1 that can be orthogonal are independent permutations: no choice could separate them within
-    one round, and over rounds they average out. Chance correlates two columns by about 1 / sqrt(N - 1), so the more
-    replicas there are, the fewer permutations a knob needs to choose from.
+    Fewer than 100 replicas choose from hashed permutations. More of them choose from rotations of one permutation: a
+    hash takes 2 microseconds, training waits, and a rotation needs none. Few replicas have too few rotations.
+
+    Columns beyond the N - 1 that can be orthogonal (N / 2 if they are rotations) are independent permutations: no
+    choice could separate them within one round, and over rounds they average out.
     """
 
+    MANY = 100
+    """From this number of replicas on, columns are rotations."""
     CANDIDATES = 24
     """The most permutations that a knob chooses from."""
     HASHES = 2048
-    """How many hashes further candidates may cost, N for each. A hash takes 2 microseconds, and training waits."""
+    """How many hashes further candidates may cost, N for each."""
+    ROTATIONS = 32
+    """How many rotations the knobs choose from, and two more for each knob. Each takes a product of N numbers."""
 
     def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
+        columns = self._rotated(n, knobs, seed, k) if n >= self.MANY else self._permuted(n, knobs, seed, k)
+        x = dict(zip(range(1 - n, n, 2), levels(n), strict=True))
+        return [list(map(x.__getitem__, row)) for row in zip(*columns, strict=True)]
+
+    def _permuted(self, n: int, knobs: int, seed: int, k: int) -> list[list[int]]:
+        """Of several permutations for each knob the one with the least overlap."""
         most = max(1, min(self.CANDIDATES, self.HASHES // (n * knobs)))
-        columns: list[list[int]] = []  # places in halves of the distance between two: whole numbers around 0
+        columns: list[list[int]] = []
         for knob in range(knobs):
             tries = most if 0 < knob < n - 1 else 1
-            # Round 0 is permuted as well: k + 1. Candidates are numbered like further knobs.
-            candidates = (permutation(seed, k + 1, knob + number * knobs, n) for number in range(tries))
-            columns.append(min(([2 * i - (n - 1) for i in one] for one in candidates), key=partial(_overlap, columns)))
-        x = levels(n)
-        return [[x[(column[r] + n - 1) // 2] for column in columns] for r in range(n)]
+            # Candidates are numbered like further knobs.
+            candidates = (_column(seed, k, knob + number * knobs, n) for number in range(tries))
+            columns.append(min(candidates, key=partial(_overlap, columns)))
+        return columns
+
+    def _rotated(self, n: int, knobs: int, seed: int, k: int) -> list[list[int]]:
+        """Of the rotations of one permutation, for each knob the one with the least overlap.
+
+        The product of two rotations depends on how far they are apart alone: there is one product for each distance.
+        """
+        first, apart = _column(seed, k, 0, n), min(n // 2, self.ROTATIONS + 2 * knobs) if knobs > 1 else 1
+        squares = [sum(map(mul, first, first[d:] + first[:d])) ** 2 for d in range(apart)]
+        columns, overlaps = [], [0] * apart
+        for _ in range(min(knobs, n // 2)):
+            turn = overlaps.index(min(overlaps))
+            columns.append(first[turn:] + first[:turn])
+            overlaps = [overlap + squares[abs(d - turn)] for d, overlap in enumerate(overlaps)]
+        return columns + [_column(seed, k, knob, n) for knob in range(len(columns), knobs)]
 
 
 Design = Permuted | Balanced
 """``places(...)[r][g]``: x of each replica and knob in round ``k``; without state, equal on all replicas."""
+
+
+def _column(seed: int, k: int, knob: int, n: int) -> list[int]:
+    """Places in halves of the distance between two: whole numbers around 0. Round 0 is permuted as well."""
+    return [2 * i - (n - 1) for i in permutation(seed, k + 1, knob, n)]
 
 
 def _overlap(columns: list[list[int]], column: list[int]) -> int:

@@ -205,8 +205,9 @@ class ElasticReplicas(Replicas):
         counted = replace(roll, finite=[f and m.has_trained for f, m in zip(roll.finite, members, strict=True)])
         what = self.steering.name_of(end)
         if not any(counted.live):
-            refuse_diverged(counted, what)
-        refuse_diverged(of_members(roll, [i for i, member in enumerate(members) if member.has_trained]), what)
+            refuse_diverged(counted, what, group.rank)
+        of_trained = of_members(roll, [i for i, member in enumerate(members) if member.has_trained])
+        refuse_diverged(of_trained, what, group.rank)
         clock.lap("gather")
         row = {member.place: i for i, member in enumerate(members) if member.has_trained}
         rows = [row.get(place) for place in range(places)]

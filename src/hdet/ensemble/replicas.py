@@ -188,7 +188,7 @@ class Replicas(EqualByState):
             own = RankReport(self.losses.mean(), self.losses.count > 0, signal, keeps_journal)
             equal = not self.steering.has_spread
             roll = self.rank_group.agree(Occasion.ROUND_END, end.span[0], weights, own, expect_equal=equal)
-        refuse_diverged(roll, self.steering.name_of(end))
+        refuse_diverged(roll, self.steering.name_of(end), group.rank)
         clock.lap("gather")
         bases, update = self.steering.decide(end, roll, index)
         clock.lap("controller")
@@ -254,7 +254,7 @@ class Replicas(EqualByState):
         with arriving(what):
             weights = self.replica_tensors.weights(optimizer)
             roll = self.rank_group.agree(occasion, t, weights, RankReport(), expect_equal=equal)
-            refuse_diverged(roll, what)
+            refuse_diverged(roll, what, group.rank)
             converge(group, self._alike or group, weights, roll, measure=False)
 
     @contextmanager

@@ -2,13 +2,14 @@
 
 To agree, each rank gathers one row of numbers from the others, and all conclude the same from them. Conclusions are
 functions of the gathered rows alone, so every rank takes the same branch. If values must be equal and are not, the
-error lists every rank's value.
+error lists the ranks whose values are unusual, and one of the others.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from torch import Tensor
 from hdet.errors import ArgumentError, DisagreementError
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, ReplicaGroup, ReplicaIndex, Solo, connect, find_replica_index
-from hdet.ranks.presence import presence
+from hdet.ranks.presence import listed, presence
 from hdet.ranks.shards import place
 from hdet.ranks.weights import NO_WEIGHTS, Weights, fingerprint, fingerprint_of_words, to_host
 
@@ -45,18 +46,23 @@ def in_text(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def check_equal(rows: Sequence[Mapping[str, str]], cure: str) -> None:
-    """Raise if texts of the same name differ; one row for each rank. ``cure``: what to do then."""
+    """Raise if texts of the same name differ; one row for each rank. ``cure``: what to do then.
+
+    The message shows a rank with the usual text and all whose text is another, at most 16 ranks in all.
+    """
     names = dict.fromkeys(name for row in rows for name in row)
     unequal = [name for name in names if len({row.get(name) for row in rows}) > 1]
     if not unequal:
         return
     shown = [", ".join(f"{name} = {row.get(name, 'missing')[:_LONGEST]}" for name in unequal) for row in rows]
-    usual = max(shown, key=shown.count)
+    (usual, count), *_ = Counter(shown).most_common(1)
     odd = [rank for rank, text in enumerate(shown) if text != usual]
-    look = f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
-    lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(shown))
+    look = f" (look at rank {listed([*map(str, odd)], ', ', '')})" if len(odd) < len(shown) / 2 else ""
+    alike = f" ({count} ranks alike)" if count > 1 else ""
+    lines = [f"rank {shown.index(usual)}: {usual}{alike}", *(f"rank {rank}: {shown[rank]}" for rank in odd)]
     raise DisagreementError(
-        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{lines}\n{cure}"
+        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{listed(lines)}\n"
+        f"{cure}"
     )
 
 

@@ -6,6 +6,7 @@ A collective that fails does not say which rank was lost. The store still answer
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,8 @@ _PATIENCE = timedelta(seconds=10)
 """Time that a store may take to answer before its host counts as lost."""
 _STORE_ERRORS = RuntimeError, ValueError, OSError  # of sockets, time-outs, closed files
 _NOTICED = "noticed"
+_MOST = 16
+"""How many ranks or replicas a message lists, since each of a thousand ranks writes it."""
 
 
 class Presence:
@@ -62,10 +65,10 @@ class Presence:
             )
         finally:
             self._store.set_timeout(before)
-        missing = [f"  rank {rank}: {note}" for rank, note in notes.items() if note != _NOTICED]
+        missing = [f"rank {rank}: {note}" for rank, note in notes.items() if note != _NOTICED]
         if not missing:
             return "Every rank has noticed: the network between them was lost."
-        return "\n".join(["Missing ranks:", *missing])
+        return f"Missing ranks:\n{listed(missing)}"
 
     def _note(self, text: str) -> None:
         if self._store is not None:
@@ -97,3 +100,13 @@ def _now() -> str:
 def first_line(error: BaseException) -> str:
     """What an error says, for a message of one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def listed(lines: Sequence[str], separator: str = "\n", indent: str = "  ") -> str:
+    """The first 16 lines of a message, and how many more there are.
+
+    >>> listed([str(rank) for rank in range(20)], separator=", ", indent="")
+    '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, and 4 more'
+    """
+    rest = [f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+    return separator.join(indent + line for line in [*lines[:_MOST], *rest])
