@@ -63,10 +63,7 @@ def scale(known: dict[str, Any]) -> str:
     weights = known["gloo"][0]["weights"]
     tables = (
         ("*Calculated*: a converge of 1e9 weights, each rank; in seconds shared gradients / arms with Adam", _model),
-        (
-            "*Measured*, median ms of the host per round: permutations / balanced design, `Corrected()` / `Normalised()`",
-            _host,
-        ),
+        ("*Measured*, median ms of the host: permutations / balanced design, `Corrected()` / `Normalised()`", _host),
         (
             "*Measured*, ms of the host for the whole end of a round under Adam with 4 knobs, median (95th percentile)",
             _ends,
