@@ -50,7 +50,7 @@ from stacked import Adam, Stack
 from stacked_bench import Bench, Evaluation
 from stacked_replicas import Column, Method
 from study_settings import CLIP, ROWS, SETTINGS, SPREAD, Setting, small
-from study_table import CONTROL_OF, chosen_rate, mean_loss, neighbours, page
+from study_table import CONTROL_OF, chosen_rate, front, mean_loss, neighbours, page
 from torch import Tensor
 
 import hdet
@@ -397,7 +397,7 @@ def main(words: list[str] | None = None) -> None:
     if given.quick and given.results == RESULTS:
         parser.error("--quick needs --results, a folder of its own: its figures are no results")
     if given.table:
-        print(page(given.results))
+        print(front(given.results), page(given.results), sep="\n\n")
         return
     torch.set_num_threads(1)  # batches are made by many threads, each of which works alone
     device, until = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.time() + given.seconds

@@ -99,6 +99,8 @@ def page(folder: Path) -> str:
 def front(folder: Path) -> str:
     """All tasks side by side, each line at its own best rate and at one that is too high; a dash: not run."""
     known = _known(folder)
+    if not known:
+        return "Nothing has been run as far as its grid."
     heads = [HEADS[one["task"]] for one in known]
     high = [f"{head}, {TOO_HIGH:g} times the rate" for head in heads]
     made = [

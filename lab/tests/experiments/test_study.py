@@ -43,7 +43,9 @@ def test_in_miniature(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads((tmp_path / f"{name}.json").read_text())["runs"] == runs
     capsys.readouterr()
     main([*words, "--table"])
-    assert f"| {ROWS['arms-last'].label} | 4 |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"| {ROWS['arms-last'].label} | 4 |" in out
+    assert out.startswith("| loss ÷ plain training's at its best rate |")
 
 
 def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +197,7 @@ def test_the_table_of_a_study_that_has_not_ended(tmp_path: Path) -> None:
     assert arms not in table({**CONTENT, "runs": [*CONTENT["runs"], better]})
     (tmp_path / "feed.json").write_text(json.dumps({"task": "feed", "runs": CONTENT["runs"][:2]}))
     assert page(tmp_path) == ""
+    assert front(tmp_path) == "Nothing has been run as far as its grid."
 
 
 def test_the_rates_by_hand() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples.launch import ROOT
 
 import hdet
 from hdet.report import numbers as say
@@ -16,6 +17,7 @@ from lab.runs.ablation import CONFIGURATIONS, CRASH, LOW, Study
 from lab.runs.folder import Folder
 from lab.runs.outcome import as_markdown, described, table_of, wilson
 from lab.runs.plan import Plan
+from lab.runs.run import has_crashed
 
 
 def plans_of(study: Study, out: Path, seed: int = 0) -> dict[str, Plan]:
@@ -123,3 +125,15 @@ def test_wilsons_interval_holds_the_share_and_shrinks(of: int, data: st.DataObje
 def _pretend(folder: Folder, plan: Plan, final: dict[str, float], crashed: bool) -> None:
     folder.begin(plan)
     folder.write(folder.read() | {"complete": True, "crashed": crashed, "final": final, "seconds": 1.0})
+
+
+def test_what_has_crashed_in_the_stored_study_follows_from_its_losses() -> None:
+    """Of warm runs too: the bar is the loss of fresh weights, which are the same for all runs of a seed."""
+    stored = json.loads((ROOT / "lab" / "experiments" / "results" / "ablation_border.json").read_text())
+    fresh: dict[int, float] = {}
+    for row in stored["configurations"]:
+        for run in row["runs"]:
+            assert fresh.setdefault(run["seed"], run["untrained_loss"]) == run["untrained_loss"]
+            loss = math.nan if run["loss"] is None else run["loss"]
+            assert run["crashed"] is has_crashed(run["untrained_loss"], loss, run["plan"]["steps"])
+        assert row["crashed"] == sum(run["crashed"] for run in row["runs"])
