@@ -26,6 +26,11 @@ def test_index_counts_the_ends_and_next_end_is_one(total: int, length: int, t: i
         assert rounds.next_end(t) == min(end for end in ends if end >= max(t, 1))
 
 
+def test_a_round_is_not_inside_itself_where_it_ends() -> None:
+    rounds = Rounds(length=4, total_steps=10)
+    assert [t for t in range(11) if rounds.is_inside(t)] == [1, 2, 3, 5, 6, 7]
+
+
 def test_default_length() -> None:
     assert [default_length(s) for s in (1, 49, 100, 5000, 50_000, 10**7)] == [1, 1, 2, 100, 1000, 1000]
 

@@ -115,6 +115,13 @@ def test_designs_are_their_slow_twins(seed: int, k: int, knobs: int, n: int) -> 
     assert Balanced().places(n, knobs, seed, k) == slow  # bit for bit
 
 
+def test_rotations_are_chosen_among_as_many_as_the_slow_twin_has() -> None:
+    """One rotation more would be chosen by one knob of some forty."""
+    for k in range(60):
+        slow = [[float(x) for x in row] for row in design_twin.balanced(Balanced.MANY, 3, 0, k)]
+        assert Balanced().places(Balanced.MANY, 3, 0, k) == slow
+
+
 def test_a_balanced_design_overlaps_less_than_chance() -> None:
     """Sums of squared products of columns, over 50 rounds: orthogonal columns would have 0."""
 
