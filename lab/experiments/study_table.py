@@ -122,22 +122,20 @@ def _known(folder: Path) -> list[dict[str, Any]]:
 def _at_best(content: Mapping[str, Any], key: Key) -> str:
     """The mean ratio to plain training's loss, seed by seed; of several guesses the lowest and the highest."""
     rows = lines(content["runs"])
-    plain = next((line.run for line in rows if line.key == ("plain", None)), None)
+    plain = _plain(rows)
     if plain is None:
         return "-"
-    found = sorted({against(line.run, plain).split(" ")[0] for line in rows if line.key == key})
+    found = sorted({_ratio(line.run, plain) for line in rows if line.key == key})
     return " to ".join(found[:: max(1, len(found) - 1)]) or "-"
 
 
 def _too_high(content: Mapping[str, Any], key: Key) -> str:
     """Of fresh seeds, in italics, where they have been run; of the grid's ÷ plain training's lowest, where not."""
-    rate = TOO_HIGH * content["best"]
-    plain = next((line.run for line in lines(content["runs"]) if line.key == ("plain", None)), None)
+    rate, plain = TOO_HIGH * content["best"], _plain(lines(content["runs"]))
     fresh = [run for run in content["runs"] if run["pass"] == "fresh" and (run["row"], run["T"]) == key]
     for run in fresh:
         if plain is not None and math.isclose(run["rate"], rate, rel_tol=1e-3):
-            logs = _logs(run, plain)
-            return f"*{math.exp(fmean(logs)):.2f}*" if logs is not None else "*crashed*"
+            return f"*{_ratio(run, plain, digits=2)}*"
     lowest = min(_by_rate(content["runs"], "plain", None).values())
     near = [loss for tried, loss in _by_rate(content["runs"], *key).items() if math.isclose(tried, rate, rel_tol=1e-3)]
     return f"{near[0] / lowest:.2f}" if near else "-"
@@ -146,7 +144,7 @@ def _too_high(content: Mapping[str, Any], key: Key) -> str:
 def table(content: Mapping[str, Any]) -> str:
     """A line for every method and T, at the rate that the grid chose."""
     runs, rows = content["runs"], lines(content["runs"])
-    plain = next((line.run for line in rows if line.key == ("plain", None)), None)
+    plain = _plain(rows)
     made = [
         "| method | T | rate ÷ the scan's best | loss | ÷ plain's, seed by seed (95 %) | at the rates beside it | "
         "its own width | crashed |",
@@ -156,7 +154,7 @@ def table(content: Mapping[str, Any]) -> str:
         (row, every), run = line.key, line.run
         cells = [LABELS[row], every or "", f"{run['rate'] / content['best']:.3g}", _spread(run["loss"])]
         cells += ["" if plain is None or run is plain else against(run, plain)]
-        cells += [", ".join(against(one, plain).split(" ")[0] if one else "-" for one in line.beside) if plain else ""]
+        cells += [", ".join(_ratio(one, plain) if one else "-" for one in line.beside) if plain else ""]
         cells += [width(runs, row, every), f"{sum(run['crashed'])} of {len(run['crashed'])}"]
         made.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(made)
@@ -220,6 +218,11 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> list[Line]:
     return found
 
 
+def _plain(rows: Sequence[Line]) -> Mapping[str, Any] | None:
+    """What all others are measured by, if it has been run."""
+    return next((line.run for line in rows if line.key == ("plain", None)), None)
+
+
 def chosen_rate(runs: Sequence[Mapping[str, Any]], key: Key) -> float:
     """The best of its grid."""
     return float(min(grid_of(runs, key), key=lambda run: mean_loss(run["loss"]))["rate"])
@@ -248,12 +251,17 @@ def against(run: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
     >>> against({"seeds": [0, 1], "loss": [1.0, None]}, seeds)
     'crashed'
     """
-    logs = _logs(run, plain)
+    logs, ratio = _logs(run, plain), _ratio(run, plain)
     if logs is None:
-        return "crashed"
-    middle = fmean(logs)
-    off = T95[len(logs)] * stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(middle):.3f} ({math.exp(middle - off):.3f} to {math.exp(middle + off):.3f})"
+        return ratio
+    middle, off = fmean(logs), T95[len(logs)] * stdev(logs) / math.sqrt(len(logs))
+    return f"{ratio} ({math.exp(middle - off):.3f} to {math.exp(middle + off):.3f})"
+
+
+def _ratio(run: Mapping[str, Any], plain: Mapping[str, Any], digits: int = 3) -> str:
+    """The mean alone."""
+    logs = _logs(run, plain)
+    return "crashed" if logs is None else f"{math.exp(fmean(logs)):.{digits}f}"
 
 
 def _logs(run: Mapping[str, Any], plain: Mapping[str, Any]) -> list[float] | None:

@@ -48,7 +48,8 @@ class Run:
         self.plan, self.folder, self.ranks, self.teller = plan, folder, ranks, teller
         self.task = plan.make_task()
         model = self.task.model(plan.seed).to(ranks.device)
-        self._untrained = self.task.evaluate(model)["loss"] if ranks.rank == 0 else math.nan
+        is_warm = bool(plan.start or plan.noise)  # then the loss before the first step is not that of fresh weights
+        self._fresh = self.task.evaluate(model)["loss"] if is_warm and ranks.rank == 0 else None
         if plan.start:
             hdet.load(Path(plan.start), model=model)
         self.model = model
@@ -68,8 +69,8 @@ class Run:
         """Train to the end."""
         began, steps = time.perf_counter(), self.plan.steps
         self.teller.say("start")
-        final = {"loss": math.nan}
-        self._evaluate(0)
+        first, final = self._evaluate(0)["loss"], {"loss": math.nan}
+        untrained = first if self._fresh is None else self._fresh
         try:
             outcome = self._train()
         except DivergedError:
@@ -81,8 +82,8 @@ class Run:
             hdet.save(self.folder.checkpoint, model=self.model)
         if self.ranks.rank == 0:
             self._write_curve()
-            crashed = has_crashed(self._untrained, final["loss"], steps)
-            result = {"final": final, "untrained": {"loss": self._untrained}, "crashed": crashed, "complete": True}
+            crashed = has_crashed(untrained, final["loss"], steps)
+            result = {"final": final, "untrained": {"loss": untrained}, "crashed": crashed, "complete": True}
             self.folder.write(self.folder.read() | result | {"seconds": time.perf_counter() - began})
         self.teller.say("end", outcome=outcome)
         return outcome
